@@ -1,0 +1,16 @@
+"""asrd: anchor-supervised revocable decoding for diffusion LLMs.
+
+fast_generate  decode with any diffusion LLM (generate.py; the loop itself is loop.py)
+load           LLaDA and Dream checkpoints on transformers' own classes (load.py)
+AsrdConfig     every setting with its default and range (config.py)
+AsrdOutput     text and counters (output.py)
+decoders       the decoders by name (decoders/)
+"""
+
+from asrd.config import AsrdConfig
+from asrd.generate import fast_generate
+from asrd.load import load
+from asrd.output import AsrdOutput
+
+__version__ = "0.1.0"
+__all__ = ["AsrdConfig", "AsrdOutput", "fast_generate", "load"]

@@ -1,0 +1,33 @@
+"""The decoders by name. A decoder edits the canvas; the loop runs the model and reads the logits.
+
+A decoder is built from a `Request` and the embedding table and has
+  state     tensors of `asrd_kernels.DecodeState`: canvas, wanted slots, counters, done flags
+  embed()   -> input embeddings [B, L, D] of the coming forward pass
+  commit(stats)  apply the statistics [B, W] of `state.slots`
+Add your own with `asrd.decoders.DECODERS["name"] = YourDecoder`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from asrd.decoders.asrd import AsrdDecoder
+from asrd.request import Request
+from asrd_kernels import DecodeState, VocabStats
+
+
+class Decoder(Protocol):
+    """What the loop asks of a decoder."""
+
+    state: DecodeState
+
+    def __init__(self, request: Request, table: Tensor) -> None: ...
+    def embed(self) -> Tensor: ...
+    def commit(self, stats: VocabStats) -> None: ...
+
+
+DECODERS: dict[str, type[Decoder]] = {"asrd": AsrdDecoder}
+
+__all__ = ["DECODERS", "AsrdDecoder", "Decoder"]

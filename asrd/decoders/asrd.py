@@ -1,0 +1,26 @@
+"""The paper's decoder: anchors guide the masks and probe the pending tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asrd.request import Request
+from asrd_kernels import VocabStats, anchor_embed_torch, commit_torch, new_state
+
+
+class AsrdDecoder:
+    """Anchor-supervised revocable decoding; all of it is in `asrd_kernels`."""
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        self.rules, self.row_ids, self.table = request.rules, request.row_ids, table
+        precision = torch.promote_types(table.dtype, torch.float32)
+        self.state = new_state(request.prompt, request.length, request.rules, precision)
+
+    def embed(self) -> Tensor:
+        """Embeddings of the canvas with guidance and probe."""
+        return anchor_embed_torch(self.state, self.table, self.rules, self.row_ids)
+
+    def commit(self, stats: VocabStats) -> None:
+        """Verify, draft, revoke, promote."""
+        commit_torch(self.state, stats, self.rules)

@@ -1,0 +1,174 @@
+"""`fast_generate`: the public call. Settles which setting holds, checks the call, runs the loop, packs the result."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+
+from asrd.adapter import ModelAdapter
+from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
+from asrd.decoders import DECODERS
+from asrd.loop import decode
+from asrd.output import AsrdOutput
+from asrd.request import Request, prepare
+from asrd.streaming import StreamObserver
+from asrd_kernels import DecodeState, resolve_impl
+
+log = logging.getLogger("asrd")
+
+_STEERS_STANDARD_ONLY = ("steps", "remasking")
+# What transformers' generate() hands to every custom_generate callable, and what it may then be.
+_INJECTED = ("position_ids", "past_key_values", "use_cache", "logits_to_keep", "synced_gpus")
+_OWN_PROCESSORS = ("SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper")
+_OWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
+
+
+@torch.no_grad()
+def fast_generate(
+    model: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    generation_config: GenerationConfig | None = None,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    row_ids: Any = None,
+    max_length: int | None = None,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
+    **settings: Any,
+) -> Tensor | AsrdOutput:
+    """Continue `input_ids` [B, P] by `max_new_tokens` tokens with a diffusion LLM; returns LongTensor [B, P + G].
+
+    attention_mask     [B, P], 0 on left padding. Needed when rows differ in length.
+    generation_config  an `AsrdConfig`, or any GenerationConfig (its temperature counts only with do_sample).
+    streamer           object with put/end and perhaps put_draft, for a batch of one.
+    tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them.
+    row_ids            [B] integers that key the sampling noise instead of the index in the batch.
+    **settings         any field of `AsrdConfig`, or LLaDA's gen_length and mask_id; they override the config.
+                       return_dict_in_generate=True gives an `AsrdOutput`.
+
+    Also a `custom_generate` callable of transformers: `model.generate(ids, custom_generate=asrd.fast_generate)`; to
+    stream from there, `functools.partial(asrd.fast_generate, streamer=s)`. Bad input raises ValueError before the first
+    forward pass.
+    """
+    injected = {name: settings.pop(name) for name in _INJECTED if name in settings}
+    _refuse_extras(logits_processor, stopping_criteria, injected)
+    if max_length is not None:
+        settings = {"max_new_tokens": max_length - input_ids.shape[-1]} | settings
+    config = settle(generation_config, settings)
+    if config.decoder not in DECODERS:
+        raise ValueError(f"decoder={config.decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
+    resolve_impl(config.impl)
+    if model.training:
+        log.warning(
+            "%s is in training mode: dropout would make decoding random; call model.eval()", type(model).__name__
+        )
+    adapter = ModelAdapter(model)
+    request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
+    _refuse_positions(injected.get("position_ids"), request)
+    decoder = DECODERS[config.decoder](request, adapter.table.detach())
+    stream = StreamObserver(streamer, request) if streamer is not None else None
+    decode(adapter, request, decoder, [stream] if stream else [])
+    if stream:
+        stream.end()
+    return pack(decoder.state, request) if config.return_dict_in_generate else decoder.state.tokens
+
+
+def settle(generation_config: GenerationConfig | None, settings: dict[str, Any]) -> AsrdConfig:
+    """One AsrdConfig from a config and the keywords that override it; None among the keywords means: not given."""
+    given = {name: value for name, value in resolve_aliases(settings).items() if value is not None}
+    if unknown := [name for name in given if name not in FIELDS]:
+        raise ValueError(f"fast_generate has no setting {unknown[0]!r}; it has {', '.join(sorted(FIELDS | ALIASES))}")
+    if isinstance(generation_config, AsrdConfig):
+        base = generation_config.settings()
+    elif generation_config is not None:
+        base = {name: getattr(generation_config, name, None) for name in FIELDS}
+        if not generation_config.do_sample:
+            base["temperature"] = None
+        base = {name: value for name, value in base.items() if value is not None}
+    else:
+        base = {}
+    config = AsrdConfig(**base | given)
+    if config.decoder != "standard":
+        for name in _STEERS_STANDARD_ONLY:
+            if getattr(config, name) != FIELDS[name].default:
+                _log_once(f"{name} steers the standard decoder only; decoder={config.decoder!r} does not use it")
+    return config
+
+
+def pack(state: DecodeState, request: Request) -> AsrdOutput:
+    """The result with its counters."""
+    ends = torch.zeros_like(state.generated, dtype=torch.bool)
+    for token in request.rules.eos_ids:
+        ends |= state.generated == token
+    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.length)
+    return AsrdOutput(
+        sequences=state.tokens,
+        steps=state.step,
+        tokens_per_forward=first / state.step,
+        drafted=state.drafted,
+        revoked=state.revoked,
+        anchors=state.anchors,
+        forwards_per_step=2 if request.cfg_scale > 0 else 1,
+    )
+
+
+_logged: set[str] = set()
+
+
+def _log_once(message: str) -> None:
+    if message not in _logged:
+        _logged.add(message)
+        log.warning(message)
+
+
+def _refuse_extras(logits_processor: Any, stopping_criteria: Any, injected: dict[str, Any]) -> None:
+    """Accept what transformers always injects; refuse what would silently have no effect."""
+    for name, items, own in (
+        ("logits_processor", logits_processor, _OWN_PROCESSORS),
+        ("stopping_criteria", stopping_criteria, _OWN_CRITERIA),
+    ):
+        foreign = [type(item).__name__ for item in items or () if type(item).__name__ not in own]
+        if foreign:
+            raise ValueError(f"{name}: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out")
+        if any(type(item).__name__ == "TopKLogitsWarper" for item in items or ()):
+            _log_once("top_k is not applied: diffusion decoding samples from the whole vocabulary")
+    cache = injected.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError("past_key_values is not empty: diffusion decoding starts from the whole prompt; leave it out")
+
+
+def _refuse_positions(given: Tensor | None, request: Request) -> None:
+    """Position ids follow from the attention mask; others are refused."""
+    if given is None:
+        return
+    batch, width = request.prompt.shape
+    own = request.positions if request.positions is not None else torch.arange(width, device=request.prompt.device)
+    own = own.expand(batch, -1)[:, :width]
+    real = slice(None) if request.attention is None else request.attention[:, :width].bool()
+    given = given.to(own.device).expand(batch, -1)
+    if given.shape != own.shape or not torch.equal(given[real], own[real]):
+        raise ValueError(
+            "position_ids other than those of the attention mask are not supported; leave position_ids out"
+        )
+
+
+def _signature() -> inspect.Signature:
+    """The settings by name, as transformers wants them from a custom_generate callable: it passes a keyword on only if
+    the signature names it, but attention_mask (with the model's inputs) and max_new_tokens (in its config) come anyway
+    and must not be named: the one would arrive twice, the other would be missing where transformers looks for it."""
+    own = inspect.signature(fast_generate)
+    named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD and p.name != "attention_mask"]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    fields = [inspect.Parameter(n, kind, default=None) for n in sorted(FIELDS | ALIASES) if n != "max_new_tokens"]
+    rest = inspect.Parameter("model_inputs", inspect.Parameter.VAR_KEYWORD)
+    return own.replace(parameters=[*named, *fields, rest])
+
+
+fast_generate.__signature__ = _signature()  # type: ignore[attr-defined]

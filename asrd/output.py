@@ -1,0 +1,33 @@
+"""`AsrdOutput`: what a decode returns besides the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers.utils import ModelOutput
+
+
+@dataclass
+class AsrdOutput(ModelOutput):
+    """Result of `asrd.fast_generate(..., return_dict_in_generate=True)` for B rows.
+
+    sequences           [B, P + G] int64, prompt and text
+    steps               [B] int64, forward passes in which the row was not done
+    tokens_per_forward  [B] float32, tokens up to and including the first EOS (G if none) / steps
+    drafted             [B] int64, commits, progress rule and redrafts included
+    revoked             [B] int64, tokens taken back
+    anchors             [B] int64, promotions to the anchor cache
+    forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
+    trace               what was recorded, when it was asked for
+    """
+
+    sequences: Tensor | None = None
+    steps: Tensor | None = None
+    tokens_per_forward: Tensor | None = None
+    drafted: Tensor | None = None
+    revoked: Tensor | None = None
+    anchors: Tensor | None = None
+    forwards_per_step: int | None = None
+    trace: Any = None

@@ -1,0 +1,214 @@
+"""`Request`: one call's prompt and settings, checked and on the device, ready for the loop.
+
+Knows what a valid prompt is and turns names and ids into numbers. Runs no step and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrd.adapter import ModelAdapter, find_id
+from asrd.config import AsrdConfig
+from asrd_kernels import Rules, Sampling
+
+_END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
+
+
+@dataclass(frozen=True)
+class Request:
+    """B prompts of P positions, to be continued by `length` tokens."""
+
+    prompt: Tensor  # [B, P] int64
+    attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
+    positions: Tensor | None  # [B, P + G] int64, None where no row is padded
+    row_ids: Tensor  # [B] int64, key the noise
+    forbidden: Tensor  # [F] int64, ids that are never predicted
+    unconfident: tuple[int, ...]  # picks that have confidence 0
+    length: int  # G
+    cfg_scale: float
+    rules: Rules
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """The ids with a meaning of their own."""
+
+    mask: int
+    pad: int
+    eos: tuple[int, ...]
+    eot: tuple[int, ...]
+
+
+def prepare(
+    adapter: ModelAdapter,
+    config: AsrdConfig,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    row_ids: Any = None,
+    tokenizer: Any = None,
+) -> Request:
+    """Check everything that can be wrong with a call; raise ValueError before the first forward."""
+    ids = special_ids(adapter, config, tokenizer)
+    prompt = _checked_prompt(adapter, input_ids, ids.mask)
+    batch, device, length = prompt.shape[0], prompt.device, int(config.max_new_tokens)
+    mask = _checked_mask(prompt, attention_mask, ids.pad)
+    if mask is not None:
+        adapter.require_padding()
+        real = (prompt == ids.mask) & mask.bool()
+    else:
+        real = prompt == ids.mask
+    if real.any():
+        row, column = real.nonzero()[0].tolist()
+        raise ValueError(
+            f"input_ids[{row}, {column}] is the mask id {ids.mask}: a prompt must not contain masks"
+            " (infilling is not offered)"
+        )
+    _check_context(adapter, mask, prompt.shape[1], length)
+    eos_out = ids.eos if config.logits_eos_inf else ()
+    forbidden = sorted({ids.mask, *eos_out, *(int(t) for t in config.suppress_tokens or ())})
+    for token in forbidden:
+        _check_id("suppress_tokens", token, adapter.vocab_size)
+    if len(forbidden) >= adapter.vocab_size:
+        raise ValueError(f"suppress_tokens leaves none of the {adapter.vocab_size} ids to predict")
+    attention = positions = None
+    if mask is not None:
+        attention = torch.cat([mask, mask.new_ones(batch, length)], dim=1)
+        positions = (attention.cumsum(1) - 1).clamp(min=0)
+    return Request(
+        prompt=prompt,
+        attention=attention,
+        positions=positions,
+        row_ids=_checked_row_ids(row_ids, batch, device),
+        forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
+        unconfident=(*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else (),
+        length=length,
+        cfg_scale=float(config.cfg_scale),
+        rules=_rules(config, ids, length),
+        sampling=Sampling(float(config.temperature), int(config.seed)),
+    )
+
+
+def special_ids(adapter: ModelAdapter, config: AsrdConfig, tokenizer: Any = None) -> SpecialIds:
+    """Mask, pad, EOS and end-of-turn ids: the config's if given, else the model's or the tokenizer's."""
+
+    def find(name: str) -> Any:
+        given = getattr(config, name)
+        return given if given is not None else find_id(name, adapter.model, tokenizer)
+
+    mask = find("mask_token_id")
+    if mask is None:
+        raise ValueError(
+            "no mask id in the model's generation config, its config or the tokenizer: give mask_token_id="
+        )
+    _check_id("mask_token_id", mask, adapter.vocab_size)
+    eos = find("eos_token_id")
+    eos = () if eos is None else (int(eos),) if not hasattr(eos, "__iter__") else tuple(int(e) for e in eos)
+    for token in eos:
+        _check_id("eos_token_id", token, adapter.vocab_size)
+    pad = find("pad_token_id")
+    if pad is None or pad < 0:
+        pad = eos[0] if eos else mask
+    elif pad == mask:
+        raise ValueError(f"pad_token_id={pad} is also the mask id: padding must be another token; give pad_token_id=")
+    _check_id("pad_token_id", pad, adapter.vocab_size)
+    if mask in eos:
+        raise ValueError(f"eos_token_id={mask} is also the mask id: give the right mask_token_id= or eos_token_id=")
+    eot = find("eot_token_id")
+    if eot is None and tokenizer is not None and _END_OF_TURN in tokenizer.get_vocab():
+        eot = tokenizer.convert_tokens_to_ids(_END_OF_TURN)
+    return SpecialIds(int(mask), int(pad), eos, () if eot is None else (int(eot),))
+
+
+def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
+    return Rules(
+        mask_id=ids.mask,
+        pad_id=ids.pad,
+        eos_ids=ids.eos,
+        block_length=min(int(config.block_length), length),
+        threshold=float(config.threshold),
+        window=int(config.window),
+        capacity=int(config.capacity),
+        alpha=float(config.alpha),
+        beta=float(config.beta),
+        scope=config.scope,
+        revoked_history=config.revoked_history,
+        anchor_eos=config.anchor_eos,
+        verify=config.verify,
+        magnitude=config.magnitude,
+        probe=config.probe,
+        early_stop=config.early_stop,
+        seed=int(config.seed),
+    )
+
+
+def _check_id(name: str, token: Any, vocab_size: int) -> None:
+    if not 0 <= int(token) < vocab_size:
+        raise ValueError(f"{name}={token} is outside the model's vocabulary of {vocab_size} ids")
+
+
+def _checked_prompt(adapter: ModelAdapter, input_ids: Any, mask_id: int) -> Tensor:
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
+        found = (
+            f"shape {tuple(input_ids.shape)} and dtype {input_ids.dtype}"
+            if isinstance(input_ids, Tensor)
+            else type(input_ids).__name__
+        )
+        raise ValueError(f"input_ids must be an integer tensor of shape [batch, prompt length], not {found}")
+    if input_ids.numel() == 0:
+        raise ValueError(
+            f"input_ids has shape {tuple(input_ids.shape)}: the prompt is empty; give at least one token a row"
+        )
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= adapter.vocab_size:
+        raise ValueError(
+            f"input_ids has id {low if low < 0 else high}, outside the model's vocabulary of {adapter.vocab_size} ids"
+        )
+    return input_ids.to(device=adapter.table.device, dtype=torch.int64)
+
+
+def _checked_mask(prompt: Tensor, attention_mask: Any, pad_id: int) -> Tensor | None:
+    """The attention mask as int64 [B, P], or None if every prompt token counts."""
+    if attention_mask is None:
+        if prompt.shape[0] > 1 and bool((prompt[:, 0] == pad_id).any()):
+            raise ValueError(
+                f"rows of the batch begin with the pad id {pad_id}, but there is no attention_mask: give one"
+            )
+        return None
+    if not isinstance(attention_mask, Tensor) or attention_mask.shape != prompt.shape:
+        found = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        raise ValueError(f"attention_mask ({found}) must have the shape of input_ids, {tuple(prompt.shape)}")
+    mask = attention_mask.to(device=prompt.device, dtype=torch.int64)
+    if bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError("attention_mask must hold 0 (padding) and 1 (text) only")
+    if not bool(mask.any(1).all()):
+        row = int((~mask.any(1)).nonzero()[0])
+        raise ValueError(f"attention_mask of row {row} is all 0: its prompt is empty; give at least one token a row")
+    if not bool(mask[:, -1].all()):
+        raise ValueError("the batch is right-padded: pad on the left (tokenizer.padding_side='left'), zeros first")
+    if bool((mask.diff(dim=1) < 0).any()):
+        raise ValueError("attention_mask has holes: each row must be zeros (left padding) followed by ones")
+    return None if bool(mask.all()) else mask
+
+
+def _check_context(adapter: ModelAdapter, mask: Tensor | None, width: int, length: int) -> None:
+    longest = width if mask is None or not adapter.takes_positions else int(mask.sum(1).max())
+    limit = adapter.context_length
+    if limit is not None and longest + length > limit:
+        raise ValueError(
+            f"prompt of {longest} tokens plus max_new_tokens={length} is {longest + length}, over the model's context"
+            f" of {limit}: shorten the prompt or give max_new_tokens of at most {max(limit - longest, 0)}"
+        )
+
+
+def _checked_row_ids(row_ids: Any, batch: int, device: torch.device) -> Tensor:
+    if row_ids is None:
+        return torch.arange(batch, device=device)
+    rows = torch.as_tensor(row_ids, device=device)
+    if rows.shape != (batch,) or rows.is_floating_point() or bool((rows < 0).any()) or bool((rows >= 2**32).any()):
+        raise ValueError(f"row_ids must be {batch} integers from 0 to 2**32 - 1, one a row")
+    return rows.to(torch.int64)

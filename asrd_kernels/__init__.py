@@ -1,0 +1,28 @@
+"""The three operations of a decoding step, on tensors only.
+
+state         DecodeState, Rules, VocabStats: what the operations share
+anchor_embed  token ids, roles and anchors -> input embeddings
+vocab_stats   logits -> top-1, confidence, entropy
+commit        statistics -> the next state, in place
+philox        counter-based noise
+dispatch      which implementation runs
+"""
+
+from asrd_kernels.anchor_embed import anchor_embed_torch
+from asrd_kernels.commit import commit_torch
+from asrd_kernels.dispatch import resolve_impl
+from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, new_state
+from asrd_kernels.vocab_stats import Sampling, vocab_stats_torch
+
+__all__ = [
+    "NO_ENTROPY",
+    "DecodeState",
+    "Rules",
+    "Sampling",
+    "VocabStats",
+    "anchor_embed_torch",
+    "commit_torch",
+    "new_state",
+    "resolve_impl",
+    "vocab_stats_torch",
+]

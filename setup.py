@@ -1,0 +1,29 @@
+"""Metadata of the distribution `asrd`. Nothing is probed here."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+LINUX = "platform_system == 'Linux'"
+TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "ruff>=0.17", "mypy>=2", "scipy>=1.15"]
+
+setup(
+    name="asrd",
+    version="0.1.0",
+    description="Anchor-supervised revocable decoding for diffusion LLMs: training-free, drop-in, batched",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.11",
+    packages=find_packages(include=["asrd", "asrd.*", "asrd_kernels", "asrd_kernels.*"]),
+    package_data={"asrd": ["py.typed", "tiny/weights/*/*"], "asrd_kernels": ["py.typed"]},
+    install_requires=[
+        "torch>=2.6",
+        "transformers>=5.22,<6",
+        "safetensors>=0.5",
+        "tqdm>=4.66",
+        "rich>=14",
+        f"triton>=3.7; {LINUX}",
+    ],
+    extras_require={"flash": ["flash-attn>=2.8"], "test": TEST},
+    entry_points={"console_scripts": ["asrd=asrd.cli:main"]},
+)
