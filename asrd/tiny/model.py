@@ -1,0 +1,109 @@
+"""The small transformer that is trained: LLaDA's blocks (RMSNorm, RoPE, SwiGLU), attention in both directions.
+
+Module names are LLaDA's own key names, so `state_dict()` is the checkpoint. With `qkv_bias` and `shift` it is
+Dream's architecture, whose key names `export.py` writes. Knows nothing of the task, of noise or of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Shape:
+    vocab_size: int
+    d_model: int = 128
+    n_layers: int = 4
+    n_heads: int = 4
+    mlp_hidden_size: int = 464
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    max_sequence_length: int = 512
+    qkv_bias: bool = False
+    shift: bool = False  # Dream: the logits of position p stand at row p-1
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        d, hidden = shape.d_model, shape.mlp_hidden_size
+        self.n_heads = shape.n_heads
+        self.attn_norm = nn.RMSNorm(d, shape.rms_norm_eps)
+        self.q_proj = nn.Linear(d, d, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(d, d, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(d, d, bias=shape.qkv_bias)
+        self.attn_out = nn.Linear(d, d, bias=False)
+        self.ff_norm = nn.RMSNorm(d, shape.rms_norm_eps)
+        self.ff_proj = nn.Linear(d, hidden, bias=False)
+        self.up_proj = nn.Linear(d, hidden, bias=False)
+        self.ff_out = nn.Linear(hidden, d, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, allowed: Tensor | None, rows: slice) -> Tensor:
+        """x [B, N, d] -> [B, len(rows), d]: all rows are attended to, the wanted ones are computed."""
+        h = self.attn_norm(x)
+        q, k, v = self._heads(self.q_proj(h[:, rows])), self._heads(self.k_proj(h)), self._heads(self.v_proj(h))
+        q, k = rotate(q, cos[rows], sin[rows]), rotate(k, cos, sin)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+        x = x[:, rows] + self.attn_out(attended.transpose(1, 2).flatten(2))
+        h = self.ff_norm(x)
+        return x + self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, half-split as in LLaDA, Llama and Qwen2. x [B, H, N, D], cos and sin [N, D]."""
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class TinyModel(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = nn.ModuleDict({"transformer": nn.ModuleDict({
+            "wte": nn.Embedding(shape.vocab_size, shape.d_model),
+            "blocks": nn.ModuleList(Block(shape) for _ in range(shape.n_layers)),
+            "ln_f": nn.RMSNorm(shape.d_model, shape.rms_norm_eps),
+            "ff_out": nn.Linear(shape.d_model, shape.vocab_size, bias=False),
+        })})  # fmt: skip
+        half = shape.d_model // shape.n_heads // 2
+        frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+        angle = torch.outer(torch.arange(shape.max_sequence_length, dtype=torch.float32), frequency).repeat(1, 2)
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for name, weight in self.named_parameters():
+            if weight.dim() < 2:
+                continue
+            residual = "blocks" in name and name.endswith(("attn_out.weight", "ff_out.weight"))
+            nn.init.normal_(weight, std=0.02 / (2 * self.shape.n_layers) ** 0.5 if residual else 0.04)
+        for name, weight in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None, last: int | None = None) -> Tensor:
+        """ids [B, N] and mask [B, N] (0: padding) -> logits [B, last, V] *of* the last positions (default: all).
+
+        With `shift` the row before each position is read, so callers need not know which kind of model it is.
+        """
+        transformer = self.model["transformer"]
+        n = ids.shape[1]
+        last, before = n if last is None else last, int(self.shape.shift)
+        whole, wanted = slice(0, n), slice(max(n - last - before, 0), n - before)
+        allowed = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()[:, None, None, :]
+        x = transformer["wte"](ids)
+        *blocks, final = transformer["blocks"]
+        for block in blocks:
+            x = block(x, self.cos[:n], self.sin[:n], allowed, whole)
+        x = final(x, self.cos[:n], self.sin[:n], allowed, wanted)
+        if x.shape[1] < last:  # a shifted model has no row before the first: Dream reads its own there
+            x = torch.cat((x[:, :1], x), dim=1)
+        return transformer["ff_out"](transformer["ln_f"](x))

@@ -1,0 +1,90 @@
+"""What the model sees of a response in training: masks, planted errors and its own drafts.
+
+Half of the samples are masked uniformly (LLaDA's objective), half as they occur in semi-autoregressive decoding:
+earlier blocks visible, one block partly masked, later ones masked. Knows nothing of the model's inside or of losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from asrd.tiny.batch import Batch
+from asrd.tiny.language import ID, MASK_ID, MAX_NUMBER, OVER, SPECIAL, VOCABULARY
+from asrd.tiny.task import BLOCK, TOP
+
+ZERO = ID["0"]
+CLEARLY, NOT = ID[OVER[True]], ID[OVER[False]]
+P_BLOCKWISE = 0.5
+LATER_BLOCKS_WEIGHT = 0.25
+SMALLEST_RATIO = 0.1
+
+
+@dataclass(frozen=True)
+class Noisy:
+    response: Tensor  # [B, G] what the model sees
+    ratio: Tensor  # [B, 1] the share of masks that was drawn, t
+    active: Tensor  # [B, G] bool: the positions that decoding could be working on (not a later block)
+
+    @property
+    def masked(self) -> Tensor:
+        return self.response == MASK_ID
+
+
+def draw_masks(batch: Batch, rng: Generator) -> Noisy:
+    """Masks for every sample: t stratified over the batch, at least one active mask each."""
+    b, g = batch.response.shape
+    order = torch.randperm(b, generator=rng)
+    ratio = ((order + torch.rand(b, generator=rng)) / b)[:, None].clamp_min(SMALLEST_RATIO)
+    block = torch.randint(g // BLOCK, (b, 1), generator=rng)
+    blockwise = torch.rand(b, 1, generator=rng) < P_BLOCKWISE
+    position_block = torch.arange(g)[None, :] // BLOCK
+    later = blockwise & (position_block > block)
+    candidate = ~blockwise | (position_block == block)
+    score = torch.rand(b, g, generator=rng).masked_fill(~candidate, 2.0)
+    masked = (score < ratio) | later
+    masked[torch.arange(b), score.argmin(dim=1)] = True
+    return Noisy(batch.response.masked_fill(masked, MASK_ID), ratio, ~later)
+
+
+def plant_errors(batch: Batch, noisy: Noisy, rng: Generator) -> Noisy:
+    """In half of the samples, up to a fifth of the visible tokens become plausible wrong ones."""
+    b, g = batch.response.shape
+    rate = torch.rand(b, 1, generator=rng) * 0.2 * (torch.rand(b, 1, generator=rng) < 0.5)
+    chosen = (torch.rand(b, g, generator=rng) < rate) & ~noisy.masked & ~batch.free
+    wrong = _wrong_tokens(batch, rng)
+    return Noisy(torch.where(chosen, wrong, noisy.response), noisy.ratio, noisy.active)
+
+
+def _wrong_tokens(batch: Batch, rng: Generator) -> Tensor:
+    """For each position a token other than the true one: numbers near by, the opposite outcome, or any word."""
+    truth = batch.response
+    shape = truth.shape
+    step = torch.randint(1, 5, shape, generator=rng) * (1 - 2 * torch.randint(0, 2, shape, generator=rng))
+    near = (truth - ZERO + step).clamp(0, TOP)
+    far = torch.randint(0, TOP + 1, shape, generator=rng)
+    number = ZERO + torch.where(torch.rand(shape, generator=rng) < 0.6, near, far)
+    word = torch.randint(len(SPECIAL), len(VOCABULARY), shape, generator=rng)
+    is_number = (truth >= ZERO) & (truth <= ZERO + MAX_NUMBER)
+    wrong = torch.where(is_number, number, word)
+    wrong = torch.where(truth == CLEARLY, NOT, wrong)
+    return torch.where(truth == NOT, CLEARLY, wrong)
+
+
+def fill_in_drafts(batch: Batch, noisy: Noisy, logits: Tensor, rng: Generator) -> Noisy:
+    """The model's own drafts in place of masks, as threshold decoding would commit them, right or wrong.
+
+    Half of the samples take the likeliest token, half draw one; each sample has its own threshold. Where wording
+    is free the sampled solution's word is taken, for another one would be no error.
+    """
+    b = len(logits)
+    probability = logits.float().softmax(dim=-1)
+    likeliest, token = probability.max(dim=-1)
+    drawn = torch.multinomial(probability.flatten(0, 1), 1, generator=rng).view_as(token)
+    token = torch.where(torch.rand(b, 1, generator=rng) < 0.5, token, drawn)
+    token = torch.where(batch.free | (token == MASK_ID), batch.response, token)
+    threshold = 0.3 + 0.6 * torch.rand(b, 1, generator=rng)
+    commit = noisy.masked & noisy.active & (likeliest > threshold)
+    return Noisy(torch.where(commit, token, noisy.response), noisy.ratio, noisy.active)

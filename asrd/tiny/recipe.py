@@ -1,0 +1,70 @@
+"""The three recipes, and one training step of each: noise in, loss out.
+
+`plain` and `shift`: mask-to-token only. `edit`: mask-to-token and token-to-token jointly, as LLaDA2.1 is trained.
+An edit update is two passes over one batch: masks with planted errors first, then the same problems with the
+model's own drafts of the first pass in place of masks. Knows nothing of schedules, files or optimisers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from asrd.tiny.batch import Batch
+from asrd.tiny.model import TinyModel
+from asrd.tiny.noise import LATER_BLOCKS_WEIGHT, Noisy, draw_masks, fill_in_drafts, plant_errors
+
+VISIBLE_WEIGHT = 0.5
+FREE_WEIGHT = 0.25  # free wording cannot be foreseen: full weight would only add noise, the optimum is the same
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str
+    folder: str
+    edit: bool = False
+    shift: bool = False
+
+
+RECIPES = {
+    "edit": Recipe("edit", "tiny", edit=True),
+    "plain": Recipe("plain", "tiny-plain"),
+    "shift": Recipe("shift", "tiny-shift", shift=True),
+}
+
+
+def losses(recipe: Recipe, model: TinyModel, batch: Batch, rng: Generator, by_ratio: bool) -> Iterator[tuple[Tensor, float]]:
+    """Yields the losses to step on, one after the other, each with the mean cross-entropy of its masked tokens."""
+    noisy = draw_masks(batch, rng)
+    if not recipe.edit:
+        yield _loss(model, batch, noisy, 0.0, by_ratio)[:2]
+        return
+    noisy = plant_errors(batch, noisy, rng)
+    loss, shown, logits = _loss(model, batch, noisy, VISIBLE_WEIGHT, by_ratio)
+    yield loss, shown
+    drafted = fill_in_drafts(batch, noisy, logits.detach(), rng)
+    yield _loss(model, batch, drafted, VISIBLE_WEIGHT, by_ratio=False)[:2]
+
+
+def _loss(model: TinyModel, batch: Batch, noisy: Noisy, visible: float, by_ratio: bool) -> tuple[Tensor, float, Tensor]:
+    """Weighted cross-entropy against the sampled solution; `by_ratio` adds LLaDA's weight 1/t to masked tokens."""
+    logits = model(batch.canvas(noisy.response), batch.attention_mask, last=batch.length)
+    entropy = F.cross_entropy(logits.flatten(0, 1), batch.response.flatten(), reduction="none").view_as(batch.response)
+    masked = noisy.masked.float()
+    wording = torch.where(batch.free, FREE_WEIGHT, 1.0)
+    weight = masked * wording * noisy.active.float().clamp_min(LATER_BLOCKS_WEIGHT)
+    normaliser = weight.sum()
+    if by_ratio:
+        weight = weight / noisy.ratio
+        normaliser = weight.sum()
+    total = (weight * entropy).sum() / normaliser.clamp_min(1.0)
+    if visible:
+        shown = 1.0 - masked
+        total = total + visible * (shown * entropy).sum() / shown.sum().clamp_min(1.0)
+    now = noisy.masked & noisy.active
+    mean = float(entropy.detach()[now].mean()) if bool(now.any()) else 0.0
+    return total, mean, logits

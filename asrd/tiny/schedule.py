@@ -1,0 +1,36 @@
+"""What changes in the course of training: the mix of levels, the learning rate and the loss's weight.
+
+All are functions of `progress` in [0, 1]. Short problems come first: the facts of arithmetic are learned there at a
+third of the price. Knows nothing of models or files.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+PEAK_RATE, LAST_RATE, WARM_UP = 1.5e-3, 0.02, 0.01
+RATIO_WEIGHT_FROM = 0.6  # before: every masked token counts 1; after: 1/t, LLaDA's bound
+BATCH = {"easy": 48, "medium": 24, "hard": 16}  # about as many tokens each
+MIX = (  # up to this progress, the share of easy, medium and hard batches
+    (0.15, {"easy": 0.3, "medium": 0.6, "hard": 0.1}),
+    (0.35, {"easy": 0.1, "medium": 0.4, "hard": 0.5}),
+    (1.01, {"easy": 0.05, "medium": 0.1, "hard": 0.85}),
+)
+
+
+def level_at(progress: float, rng: random.Random) -> str:
+    mix = next(mix for until, mix in MIX if progress < until)
+    return rng.choices(list(mix), list(mix.values()))[0]
+
+
+def rate_at(progress: float) -> float:
+    """Linear warm-up, then a cosine down to a fiftieth."""
+    if progress < WARM_UP:
+        return PEAK_RATE * max(progress / WARM_UP, 0.01)
+    fall = 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))
+    return PEAK_RATE * (LAST_RATE + (1 - LAST_RATE) * fall)
+
+
+def weigh_by_ratio(progress: float) -> bool:
+    return progress >= RATIO_WEIGHT_FROM

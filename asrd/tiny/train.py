@@ -1,0 +1,212 @@
+"""Trains one of the shipped models: `python -m asrd.tiny.train --recipe edit`.
+
+The loop, its state and its checkpoints. All randomness is a function of the seed and the update's number, so a
+killed run continues as if nothing had happened. One thread: two runs side by side are faster than one with two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from asrd.tiny.batch import Batch, collate
+from asrd.tiny.curve import Point, save_curve
+from asrd.tiny.decode import score
+from asrd.tiny.export import export, import_weights
+from asrd.tiny.language import VOCABULARY
+from asrd.tiny.model import Shape, TinyModel
+from asrd.tiny.numbers import place_numbers_on_circles
+from asrd.tiny.recipe import RECIPES, losses
+from asrd.tiny.schedule import BATCH, level_at, rate_at, weigh_by_ratio
+from asrd.tiny.task import LEVELS, problems
+
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    recipe: str
+    seed: int
+    updates: int
+    minutes: float
+    every: int = 500  # updates between two points of the learning curve
+    held_out: int = 32  # problems of a point
+    final: int = 200  # problems of the score in training.json
+
+
+@dataclass
+class State:
+    model: TinyModel
+    optimiser: torch.optim.AdamW
+    update: int = 0
+    seconds: float = 0.0
+    sequences: int = 0
+    next_seed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
+    curve: list[Point] = field(default_factory=list)
+    loss_sum: float = 0.0
+    loss_count: int = 0
+
+
+def new_state(settings: Settings) -> State:
+    torch.manual_seed(settings.seed)
+    shift = RECIPES[settings.recipe].shift
+    model = TinyModel(Shape(len(VOCABULARY), qkv_bias=shift, shift=shift))
+    place_numbers_on_circles(model, settings.seed)
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    rest = [weight for weight in model.parameters() if weight.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
+    return State(model, torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), fused=True))
+
+
+def save_checkpoint(state: State, settings: Settings, path: Path) -> None:
+    """Everything a run needs to go on, in one file that appears whole or not at all."""
+    content = {
+        "settings": asdict(settings),
+        "model": state.model.state_dict(),
+        "optimiser": state.optimiser.state_dict(),
+        "curve": [asdict(point) for point in state.curve],
+        "numbers": {k: getattr(state, k) for k in ("update", "seconds", "sequences", "next_seed", "loss_sum", "loss_count")},
+    }
+    partial = path.with_suffix(".partial")
+    torch.save(content, partial)
+    os.replace(partial, path)
+
+
+def load_checkpoint(settings: Settings, path: Path) -> State:
+    content = torch.load(path, weights_only=True)
+    for name in ("recipe", "seed", "updates"):
+        if content["settings"][name] != getattr(settings, name):
+            raise ValueError(f"{path} was made with {name}={content['settings'][name]!r}, not {getattr(settings, name)!r}")
+    state = new_state(settings)
+    state.model.load_state_dict(content["model"])
+    state.optimiser.load_state_dict(content["optimiser"])
+    state.curve = [Point(**point) for point in content["curve"]]
+    for name, value in content["numbers"].items():
+        setattr(state, name, value)
+    return state
+
+
+def next_batch(state: State, settings: Settings, progress: float) -> Batch:
+    level = level_at(progress, random.Random(f"level/{settings.seed}/{state.update}"))
+    stream = problems("train", level, state.next_seed[level] or settings.seed * 100_000_000)
+    some = list(itertools.islice(stream, BATCH[level]))
+    state.next_seed[level] = some[-1].seed + 1
+    state.sequences += len(some)
+    return collate(some)
+
+
+def progress_of(state: State, settings: Settings) -> float:
+    """The share of the updates that is done, or of the time if that runs out first."""
+    return min(1.0, max(state.update / settings.updates, state.seconds / (60 * settings.minutes)))
+
+
+def train_update(state: State, settings: Settings, progress: float) -> None:
+    batch = next_batch(state, settings, progress)
+    rng = torch.Generator().manual_seed(settings.seed * 1_000_003 + state.update)
+    for group in state.optimiser.param_groups:
+        group["lr"] = rate_at(progress)
+    for loss, shown in losses(RECIPES[settings.recipe], state.model, batch, rng, weigh_by_ratio(progress)):
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(state.model.parameters(), 1.0)
+        state.optimiser.step()
+        state.optimiser.zero_grad()
+        state.loss_sum, state.loss_count = state.loss_sum + shown, state.loss_count + 1
+    state.update += 1
+
+
+def add_point(state: State, settings: Settings) -> Point:
+    held_out = score(state.model, list(itertools.islice(problems("test"), settings.held_out)), 0.9)
+    loss = state.loss_sum / max(state.loss_count, 1)
+    point = Point(state.update, state.seconds / 60, state.sequences, loss, held_out.right, held_out.forwards)
+    state.curve.append(point)
+    state.loss_sum, state.loss_count = 0.0, 0
+    return point
+
+
+def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | None = None) -> State:
+    """Trains until the updates or the minutes are used up; `stop_at` breaks off earlier, as a kill would."""
+    out.mkdir(parents=True, exist_ok=True)
+    checkpoint = out / "checkpoint.pt"
+    state = load_checkpoint(settings, checkpoint) if resume and checkpoint.exists() else new_state(settings)
+    bar = tqdm(total=settings.updates, initial=state.update, desc=settings.recipe, mininterval=5, dynamic_ncols=True)
+    saved = clock = time.monotonic()
+    while (progress := progress_of(state, settings)) < 1.0 and state.update != stop_at:
+        train_update(state, settings, progress)
+        if state.update % settings.every == 0:
+            point = add_point(state, settings)
+            save_curve(state.curve, out, f"recipe {settings.recipe}, seed {settings.seed}")
+            bar.set_postfix(loss=f"{point.loss:.3f}", right=f"{point.accuracy:.0%}", forwards=f"{point.forwards:.1f}")
+        now = time.monotonic()
+        state.seconds, clock = state.seconds + now - clock, now
+        bar.update()
+        if now - saved > CHECKPOINT_SECONDS:
+            save_checkpoint(state, settings, checkpoint)
+            saved = now
+    save_checkpoint(state, settings, checkpoint)
+    bar.close()
+    return state
+
+
+def provenance(state: State, settings: Settings, commit: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "command": " ".join(["python -m asrd.tiny.train", *sys.argv[1:]]),
+        **asdict(settings),
+        **commit,
+        "updates_done": state.update,
+        "wall_clock_minutes": round(state.seconds / 60, 1),
+        "sequences": state.sequences,
+        "parameters": sum(weight.numel() for weight in state.model.parameters()),
+        "held_out_hard": final,
+        "torch": torch.__version__,
+    }
+
+
+def git_commit() -> dict[str, Any]:
+    """The commit this code stands on, and whether the training code differs from it."""
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    return {"commit": git("rev-parse", "HEAD") or None, "dirty": bool(git("status", "--porcelain", "--", ".", ":!weights"))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m asrd.tiny.train", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--recipe", choices=list(RECIPES), required=True)
+    parser.add_argument("--updates", type=int, default=4000, help="batches to train on (default %(default)s)")
+    parser.add_argument("--minutes", type=float, default=90.0, help="at most so long; the schedule is shortened to fit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="checkpoint, curve and the model's folder (default runs/RECIPE)")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = Settings(given.recipe, given.seed, given.updates, given.minutes)
+    out = given.out or Path("runs") / given.recipe
+    commit = git_commit()
+    state = train(settings, out, given.resume)
+    folder = out / RECIPES[given.recipe].folder
+    export(state.model, folder, provenance(state, settings, commit, {}))
+    held_out = list(itertools.islice(problems("test", first_seed=10_000_000), settings.final))
+    final = {}
+    for name, threshold in {"standard": None, "threshold_0.9": 0.9, "threshold_0.6": 0.6}.items():
+        final[name] = asdict(score(import_weights(folder), held_out, threshold))
+        print(name, json.dumps(final[name]), flush=True)
+    export(state.model, folder, provenance(state, settings, commit, final))
+    save_curve(state.curve, folder, f"recipe {settings.recipe}, seed {settings.seed}")
+    print(f"{folder}: done")
+
+
+if __name__ == "__main__":
+    main()
