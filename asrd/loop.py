@@ -14,29 +14,45 @@ from torch import Tensor
 from asrd.adapter import ModelAdapter
 from asrd.decoders import Decoder
 from asrd.request import Request
-from asrd_kernels import DecodeState, VocabStats, vocab_stats_torch
+from asrd_kernels import DecodeState, Rules, VocabStats, new_stats, vocab_stats_torch, wanted, wanted_slots
 
 Observer = Callable[[DecodeState], None]
+Picker = Callable[[DecodeState, Rules], tuple[Tensor, Tensor]]
 
 
 def decode(adapter: ModelAdapter, request: Request, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
     """Fill the decoder's canvas. Observers see the state after each step; they must not change it."""
     observers = tuple(observers)
-    compact = adapter.table.device.type == "cpu"
+    stats = new_stats(decoder.state)
+    pick = pick_wanted if adapter.table.device.type == "cpu" else pick_slots
     for _ in range(request.length):
-        run_step(adapter, request, decoder, compact)
+        run_step(adapter, request, decoder, stats, pick)
         for observer in observers:
             observer(decoder.state)
         if finished(decoder.state):
             return
 
 
-def run_step(adapter: ModelAdapter, request: Request, decoder: Decoder, compact: bool = False) -> None:
-    """One forward pass and what follows from it. Without `compact`, shapes are fixed and the host reads nothing."""
+def run_step(adapter: ModelAdapter, request: Request, decoder: Decoder, stats: VocabStats, pick: Picker) -> None:
+    """One forward pass and what follows from it. With `pick_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
-    hidden = forward(adapter, request, embeds)  # 2. one forward pass
-    stats = read(adapter, request, hidden, decoder.state, compact)  #  ... and statistics of the wanted positions
+    hidden = forward(adapter, request, embeds)  # 2. one forward pass ...
+    row, position = pick(decoder.state, request.rules)
+    logits = head(adapter, request, hidden, row, position)  # ... and LM head and statistics of the wanted positions
+    vocab_stats_torch(logits, row, position, request.readout, out=stats)
     decoder.commit(stats)  # 3. - 10. verify, draft, revoke, promote
+
+
+def pick_slots(state: DecodeState, rules: Rules) -> tuple[Tensor, Tensor]:
+    """Row and position [B * W] of the wanted positions and, as position G, of the unused slots: a fixed shape."""
+    slots = wanted_slots(state, rules)
+    return torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1]), slots.flatten()
+
+
+def pick_wanted(state: DecodeState, rules: Rules) -> tuple[Tensor, Tensor]:
+    """Row and position of the wanted positions and no others: less work where reading their number costs nothing."""
+    row, position = wanted(state).nonzero(as_tuple=True)
+    return row, position
 
 
 def forward(adapter: ModelAdapter, request: Request, embeds: Tensor) -> Tensor:
@@ -53,41 +69,15 @@ def forward(adapter: ModelAdapter, request: Request, embeds: Tensor) -> Tensor:
     return adapter.body(embeds, attention, positions)
 
 
-def read(
-    adapter: ModelAdapter, request: Request, hidden: Tensor, state: DecodeState, compact: bool = False
-) -> VocabStats:
-    """Statistics [B, W] of the positions in `state.slots`: LM head and vocabulary pass on these rows only.
-
-    With `compact` the unused slots are dropped first: less work, but a data-dependent shape.
-    """
-    batch, width = state.slots.shape
-    slots = state.slots.flatten()
-    picked = (slots < state.length).nonzero().squeeze(1) if compact else torch.arange(len(slots), device=slots.device)
-    row, position = picked // width, slots[picked]
-    column = position.clamp(max=state.length - 1) + (state.prompt_length - adapter.shift)
-    logits = head(adapter, request, hidden, row, column).to(slots.device)
-    stats = vocab_stats_torch(
-        logits,
-        position < state.length,
-        request.forbidden,
-        request.row_ids[row],
-        position,
-        request.sampling,
-        request.unconfident,
-    )
-    if compact:
-        stats = VocabStats(*(v.new_zeros(len(slots)).index_copy_(0, picked, v) for v in stats))
-    return VocabStats(*(v.view(batch, width) for v in stats))
-
-
-def head(adapter: ModelAdapter, request: Request, hidden: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Logits [N, V] of the canvas positions (row, column), classifier-free guidance applied."""
+def head(adapter: ModelAdapter, request: Request, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """Logits [N, V] of the generated positions, classifier-free guidance applied."""
+    column = position.clamp(max=request.length - 1) + (request.prompt.shape[1] - adapter.shift)
     row, column = row.to(hidden.device), column.to(hidden.device)
     logits = adapter.head(hidden[row, column])
     if request.cfg_scale > 0:
         blind = adapter.head(hidden[row + hidden.shape[0] // 2, column])
         logits = blind + (request.cfg_scale + 1) * (logits - blind)
-    return logits
+    return logits.to(position.device)
 
 
 def finished(state: DecodeState) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asrd.adapter import ModelAdapter, find_id
 from asrd.config import AsrdConfig
-from asrd_kernels import Rules, Sampling
+from asrd_kernels import Readout, Rules
 
 _END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
 
@@ -25,13 +25,10 @@ class Request:
     prompt: Tensor  # [B, P] int64
     attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
     positions: Tensor | None  # [B, P + G] int64, None where no row is padded
-    row_ids: Tensor  # [B] int64, key the noise
-    forbidden: Tensor  # [F] int64, ids that are never predicted
-    unconfident: tuple[int, ...]  # picks that have confidence 0
     length: int  # G
     cfg_scale: float
     rules: Rules
-    sampling: Sampling
+    readout: Readout
 
 
 @dataclass(frozen=True)
@@ -83,13 +80,16 @@ def prepare(
         prompt=prompt,
         attention=attention,
         positions=positions,
-        row_ids=_checked_row_ids(row_ids, batch, device),
-        forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
-        unconfident=(*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else (),
         length=length,
         cfg_scale=float(config.cfg_scale),
         rules=_rules(config, ids, length),
-        sampling=Sampling(float(config.temperature), int(config.seed)),
+        readout=Readout(
+            forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
+            row_ids=_checked_row_ids(row_ids, batch, device),
+            unconfident=(*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else (),
+            temperature=float(config.temperature),
+            seed=int(config.seed),
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """What one decode carries from step to step, as tensors on one device, and the numbers that steer it.
 
 Knows shapes and dtypes. Knows no model, no tokenizer and no configuration object.
-Shapes: B rows, L = P + G canvas positions (P prompt, G generated), W statistic slots a row, m = capacity.
+Shapes: B rows, L = P + G canvas positions (P prompt, G generated), m = capacity.
 Positions in the state count from the first generated one (p - P).
 """
 
@@ -40,12 +40,15 @@ class Rules:
 
 
 class VocabStats(NamedTuple):
-    """What a step wants to know of a row of logits; all of one shape ([N] or [B, W])."""
+    """What a step wants to know of the generated positions, each [B, G + 1]; valid where it was wanted in this step.
+
+    Column G is where unused statistic slots are written to; it means nothing.
+    """
 
     top1: Tensor  # int64, the chosen token
     confidence: Tensor  # its probability at temperature 1
     entropy: Tensor  # nats, >= 0
-    bad: Tensor  # bool: no finite maximum (NaN, +inf or nothing but -inf) in a wanted row
+    bad: Tensor  # bool: its logits have no finite maximum (NaN, +inf or nothing but -inf)
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,28 @@ class DecodeState:
     run: Tensor  # [B, G] int64, for how many steps it has been that
     entropy: Tensor  # [B, G] float, raw entropy of the step before, NO_ENTROPY: none
     ring: Tensor  # [B, max(m, 1)] int64, anchor positions; promotion number n sits in slot n mod m
-    slots: Tensor  # [B, W] int64, positions whose statistics the coming step wants, G where unused
     active: Tensor  # [B] int64, active block
     step: Tensor  # [B] int64, forward passes so far
-    drafted: Tensor  # [B] int64, commits so far
-    revoked: Tensor  # [B] int64, revocations so far
-    anchors: Tensor  # [B] int64, promotions so far
+    counts: Tensor  # [3, B] int64: commits, revocations and promotions so far
     done: Tensor  # [B] bool
     bad: Tensor  # [B] bool, a wanted row of logits could not be read
+    positions: Tensor  # [G] int64, constant: 0, 1, 2, ...
+    block_of: Tensor  # [G] int64, constant: the block of each position
+
+    @property
+    def drafted(self) -> Tensor:
+        """[B] commits so far, progress rule and redrafts included."""
+        return self.counts[0]
+
+    @property
+    def revoked(self) -> Tensor:
+        """[B] tokens taken back so far."""
+        return self.counts[1]
+
+    @property
+    def anchors(self) -> Tensor:
+        """[B] promotions so far; the ring holds the latest of them."""
+        return self.counts[2]
 
     @property
     def length(self) -> int:
@@ -91,27 +108,49 @@ def new_state(prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = to
     def full(shape: tuple[int, ...], value: int | float | bool, kind: torch.dtype) -> Tensor:
         return torch.full(shape, value, dtype=kind, device=device)
 
-    def counter() -> Tensor:
-        return full((batch,), 0, torch.int64)
-
-    positions = torch.arange(length, device=device).expand(batch, length)
+    positions = torch.arange(length, device=device)
     guided = positions < (length if rules.scope == "sequence" else rules.block_length)
-    dense = rules.scope == "sequence" or 2 * rules.block_length >= length
-    slots = torch.where(guided, positions, length)[:, : length if dense else 2 * rules.block_length]
     return DecodeState(
         tokens=torch.cat([prompt, full((batch, length), rules.mask_id, torch.int64)], dim=1),
         pending=full((batch, length), False, torch.bool),
-        guided=guided.clone(),
+        guided=guided.repeat(batch, 1),
         last=full((batch, length), -1, torch.int64),
         run=full((batch, length), 0, torch.int64),
         entropy=full((batch, length), NO_ENTROPY, dtype),
         ring=full((batch, max(rules.capacity, 1)), 0, torch.int64),
-        slots=slots.clone(),
-        active=counter(),
-        step=counter(),
-        drafted=counter(),
-        revoked=counter(),
-        anchors=counter(),
+        active=full((batch,), 0, torch.int64),
+        step=full((batch,), 0, torch.int64),
+        counts=full((3, batch), 0, torch.int64),
         done=full((batch,), False, torch.bool),
         bad=full((batch,), False, torch.bool),
+        positions=positions,
+        block_of=positions // rules.block_length,
     )
+
+
+def new_stats(state: DecodeState) -> VocabStats:
+    """Room for a step's statistics. Nothing is wanted yet, so nothing in it is valid."""
+    shape, precision = (state.tokens.shape[0], state.length + 1), state.entropy.dtype
+    kinds = (torch.int64, precision, precision, torch.bool)
+    return VocabStats(*(torch.zeros(shape, dtype=kind, device=state.tokens.device) for kind in kinds))
+
+
+def wanted(state: DecodeState) -> Tensor:
+    """[B, G] bool: the positions whose statistics the coming step wants, guided masks and pending tokens."""
+    return state.guided | state.pending
+
+
+def wanted_slots(state: DecodeState, rules: Rules) -> Tensor:
+    """[B, W] int64, the wanted positions in a fixed number of slots, G where a slot is unused.
+
+    In scope "block" they lie in two blocks, the active one and that of the pending tokens; these need not touch.
+    """
+    length, block, positions = state.length, rules.block_length, state.positions
+    if rules.scope == "sequence" or 2 * block >= length:
+        return torch.where(wanted(state), positions, length)
+    checked = state.pending.long().argmax(1) // block
+    blocks = torch.stack([state.active, checked], dim=1)
+    slots = (blocks[:, :, None] * block + positions[:block]).flatten(1)
+    used = wanted(state).gather(1, slots.clamp(max=length - 1)) & (slots < length)
+    twice = (positions[: 2 * block] >= block) & (state.active == checked)[:, None]
+    return torch.where(used & ~twice, slots, length)

@@ -20,45 +20,37 @@ _FAR = -1e4  # exp of it is 0 in every dtype, and 0 times it is 0
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Where the noise of a row of logits comes from. temperature 0: no noise."""
+class Readout:
+    """How logits are read: what is never predicted, what is never trusted, and where the noise comes from."""
 
-    temperature: float = 0.0
+    forbidden: Tensor  # [F] int64 token ids
+    row_ids: Tensor  # [B] int64, key the noise
+    unconfident: tuple[int, ...] = ()  # a pick among these has confidence 0
+    temperature: float = 0.0  # 0: no noise
     seed: int = 0
 
 
-def vocab_stats_torch(
-    logits: Tensor,
-    wanted: Tensor,
-    forbidden: Tensor,
-    row: Tensor,
-    position: Tensor,
-    sampling: Sampling = Sampling(),
-    unconfident: tuple[int, ...] = (),
-) -> VocabStats:
-    """Statistics [N] of logits [N, V] in float32 (float64 stays); `logits` may be overwritten.
+def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats) -> None:
+    """Write the statistics of logits [N, V] to `out` [B, G + 1] at (row, position), both [N] int64.
 
-    wanted [N] bool: the others are not looked at and read as anything. forbidden [F] int64 token ids.
-    row, position [N] int64 key the noise. A pick in `unconfident` has confidence 0.
+    Rows of logits with position G are not wanted: what column G holds means nothing. Computed in float32 (float64
+    stays); `logits` may be overwritten.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).index_fill_(1, forbidden, -torch.inf)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).index_fill_(1, readout.forbidden, -torch.inf)
     peak, top1 = logits.max(dim=1, keepdim=True)
     bad = ~peak.isfinite()
-    if sampling.temperature > 0:
-        noise = gumbel(sampling.seed, row, position, logits.shape[1], logits.dtype)
-        top1 = noise.add_(logits, alpha=1 / sampling.temperature).argmax(dim=1, keepdim=True)
-    below = (logits - peak).clamp_(min=_FAR)
-    chosen = below.gather(1, top1)
+    if readout.temperature > 0:
+        noise = gumbel(readout.seed, readout.row_ids[row], position, logits.shape[1], logits.dtype)
+        top1 = noise.add_(logits, alpha=1 / readout.temperature).argmax(dim=1, keepdim=True)
+    below = logits.sub_(peak).clamp_(min=_FAR)
+    confidence = below.gather(1, top1).exp_()
     weight = below.exp()
     total = weight.sum(1, keepdim=True)
     slope = weight.mul_(below).sum(1, keepdim=True)
-    confidence = chosen.exp() / total
-    for token in unconfident:
-        confidence = confidence.masked_fill(top1 == token, 0.0)
-    entropy = (total.log() - slope / total).clamp(min=0.0)
-    return VocabStats(
-        top1=top1.masked_fill(bad, 0).squeeze(1),
-        confidence=confidence.masked_fill(bad, 0.0).squeeze(1),
-        entropy=entropy.masked_fill(bad, 0.0).squeeze(1),
-        bad=bad.squeeze(1) & wanted,
-    )
+    confidence = confidence / total
+    for token in readout.unconfident:
+        confidence.masked_fill_(top1 == token, 0.0)
+    entropy = (total.log() - slope / total).clamp_(min=0.0)
+    values = (top1.masked_fill(bad, 0), confidence.masked_fill_(bad, 0.0), entropy.masked_fill_(bad, 0.0), bad)
+    for target, value in zip(out, values, strict=True):
+        target.index_put_((row, position), value.squeeze(1))

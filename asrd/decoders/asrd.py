@@ -13,7 +13,7 @@ class AsrdDecoder:
     """Anchor-supervised revocable decoding; all of it is in `asrd_kernels`."""
 
     def __init__(self, request: Request, table: Tensor) -> None:
-        self.rules, self.row_ids, self.table = request.rules, request.row_ids, table
+        self.rules, self.row_ids, self.table = request.rules, request.readout.row_ids, table
         precision = torch.promote_types(table.dtype, torch.float32)
         self.state = new_state(request.prompt, request.length, request.rules, precision)
 
