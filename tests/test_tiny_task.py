@@ -45,7 +45,8 @@ def sample(level: str, count: int) -> list[Problem]:
 def test_grader_agrees_with_an_independent_reading_of_the_text(level: str) -> None:
     for problem in sample(level, 500):
         answer = answer_from_text(problem.question)
-        assert grade(problem, problem.solution) and f"the answer is {answer} ." in problem.solution
+        assert grade(problem, problem.solution)
+        assert f"the answer is {answer} ." in problem.solution
         assert problem.answer == answer
         assert grade(problem, problem.response_ids)
         assert not grade(problem, problem.solution.replace(f"is {answer} .", f"is {answer + 1} ."))
@@ -92,7 +93,8 @@ def test_unknown_names_are_refused() -> None:
 def test_hard_responses_fill_three_blocks_with_one_end_of_text() -> None:
     for problem in sample("hard", 200):
         assert len(problem.response) == problem.response_length == 3 * BLOCK
-        assert problem.response_ids.count(EOS_ID) == 1 and problem.response_ids[-1] == EOS_ID
+        assert problem.response_ids.count(EOS_ID) == 1
+        assert problem.response_ids[-1] == EOS_ID
     for level in LEVELS:
         assert all(problem.response_length % BLOCK == 0 for problem in sample(level, 50))
 
@@ -138,16 +140,18 @@ def test_nothing_after_the_end_of_text_is_an_error() -> None:
     ids = problem.response_ids
     end = ids.index(EOS_ID)
     assert not any(token_errors(problem, ids[: end + 1] + [ID["7"]] * 5))
-    early = token_errors(problem, ids[:4] + [EOS_ID] + ids[5:])
-    assert early[4] and not any(early[5:])
-    assert token_errors(problem, ids[:end] + [ID["7"], ID["8"]])[-2:] == [True, True]
+    early = token_errors(problem, [*ids[:4], EOS_ID, *ids[5:]])
+    assert early[4]
+    assert not any(early[5:])
+    assert token_errors(problem, [*ids[:end], ID["7"], ID["8"]])[-2:] == [True, True]
 
 
 def test_tokenizer_round_trip_and_prompt(tmp_path) -> None:
     from transformers import AutoTokenizer
 
     save_tokenizer(tmp_path)
-    assert (tmp_path / "tokenizer.json").exists() and (tmp_path / "tokenizer_config.json").exists()
+    assert (tmp_path / "tokenizer.json").exists()
+    assert (tmp_path / "tokenizer_config.json").exists()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer) == len(VOCABULARY)
     for problem in sample("hard", 50):
@@ -159,11 +163,13 @@ def test_tokenizer_round_trip_and_prompt(tmp_path) -> None:
         assert tokenizer.decode(ids) == problem.solution
         assert tokenizer.decode(ids, skip_special_tokens=True) == problem.solution.removesuffix(" <|eos|>")
     assert (tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (MASK_ID, EOS_ID, PAD_ID)
-    assert len({MASK_ID, EOS_ID, PAD_ID, UNK_ID}) == 4 and tokenizer.padding_side == "left"
+    assert len({MASK_ID, EOS_ID, PAD_ID, UNK_ID}) == 4
+    assert tokenizer.padding_side == "left"
 
 
 def test_any_text_tokenizes() -> None:
     tokenizer = build_tokenizer()
     ids = tokenizer("Ann has 12 zebras, doesn't she?")["input_ids"]
-    assert ids[:3] == [ID["ann"], ID["has"], ID["12"]] and UNK_ID in ids
+    assert ids[:3] == [ID["ann"], ID["has"], ID["12"]]
+    assert UNK_ID in ids
     assert all(0 <= index < len(VOCABULARY) for index in ids)

@@ -34,7 +34,8 @@ def batch_of(count: int, level: str = "hard") -> Batch:
 
 def small_model(shift: bool = False) -> TinyModel:
     torch.manual_seed(1)
-    return TinyModel(Shape(len(VOCABULARY), d_model=32, n_layers=2, n_heads=2, mlp_hidden_size=48, qkv_bias=shift, shift=shift))
+    size = {"d_model": 32, "n_layers": 2, "n_heads": 2, "mlp_hidden_size": 48}
+    return TinyModel(Shape(len(VOCABULARY), **size, qkv_bias=shift, shift=shift))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -47,7 +48,8 @@ def test_the_loss_falls(recipe: str) -> None:
             train_update(state, settings, progress=0.02)
         means.append(state.loss_sum / state.loss_count)
         state.loss_sum, state.loss_count = 0.0, 0
-    assert means[0] > means[1] > means[2] and means[2] < 0.8 * means[0]
+    assert means[0] > means[1] > means[2]
+    assert means[2] < 0.8 * means[0]
 
 
 @pytest.mark.parametrize("recipe", ["plain", "edit"])
@@ -57,7 +59,8 @@ def test_a_killed_run_ends_in_the_same_state(recipe: str, tmp_path: Path) -> Non
     train(settings, tmp_path / "killed", stop_at=4)
     resumed = train(settings, tmp_path / "killed", resume=True)
     assert resumed.update == whole.update == 8
-    assert resumed.sequences == whole.sequences and resumed.next_seed == whole.next_seed
+    assert resumed.sequences == whole.sequences
+    assert resumed.next_seed == whole.next_seed
     assert [(p.step, p.loss, p.accuracy) for p in resumed.curve] == [(p.step, p.loss, p.accuracy) for p in whole.curve]
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
@@ -103,9 +106,12 @@ def test_drafts_replace_masks_only_and_never_free_wording() -> None:
     logits = 4 * torch.randn(*batch.response.shape, len(VOCABULARY), generator=rng)
     drafted = fill_in_drafts(batch, noisy, logits, rng)
     changed = drafted.response != noisy.response
-    assert bool(changed.any()) and bool(noisy.masked[changed].all()) and bool(noisy.active[changed].all())
+    assert bool(changed.any())
+    assert bool(noisy.masked[changed].all())
+    assert bool(noisy.active[changed].all())
     wrong = changed & (drafted.response != batch.response)
-    assert bool(wrong.any()) and not bool((wrong & batch.free).any())
+    assert bool(wrong.any())
+    assert not bool((wrong & batch.free).any())
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -128,7 +134,8 @@ def test_shifted_logits_are_read_one_row_earlier() -> None:
         last = model(batch.canvas(batch.response), last=96)
         object.__setattr__(model.shape, "shift", False)
         rows = model(batch.canvas(batch.response))
-    assert torch.equal(every[:, 1:], rows[:, :-1]) and torch.equal(last, every[:, -96:])
+    assert torch.equal(every[:, 1:], rows[:, :-1])
+    assert torch.equal(last, every[:, -96:])
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -137,16 +144,20 @@ def test_exported_folder_holds_the_model_to_half_precision(shift: bool, tmp_path
     export(model, tmp_path, {"recipe": "test"})
     again = import_weights(tmp_path)
     for (name, ours), (other, theirs) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
-        assert name == other and torch.equal(ours.half(), theirs.half())
+        assert name == other
+        assert torch.equal(ours.half(), theirs.half())
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["mask_token_id"] == MASK_ID and config["eos_token_id"] == EOS_ID
+    assert config["mask_token_id"] == MASK_ID
+    assert config["eos_token_id"] == EOS_ID
     assert json.loads((tmp_path / "training.json").read_text()) == {"recipe": "test"}
 
 
 def test_decoders_fill_every_position_and_count_forwards() -> None:
     model, some = small_model(), list(itertools.islice(problems("test", "easy"), 3))
     responses, forwards = decode(model, some)
-    assert not bool((responses == MASK_ID).any()) and forwards.tolist() == [32, 32, 32]
+    assert not bool((responses == MASK_ID).any())
+    assert forwards.tolist() == [32, 32, 32]
     fast, fewer = decode(model, some, threshold=0.0)
-    assert fewer.tolist() == [1, 1, 1] and fast.shape == responses.shape
+    assert fewer.tolist() == [1, 1, 1]
+    assert fast.shape == responses.shape
     assert score(model, some, 0.5).problems == 3

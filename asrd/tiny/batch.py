@@ -43,7 +43,10 @@ def collate(problems: Sequence[Problem]) -> Batch:
     visible = [[0] * (widest - len(prompt)) + [1] * (len(prompt) + length) for prompt in prompts]
     free = [[slot.is_free for slot in p.slots] + [False] * (length - len(p.slots)) for p in problems]
     return Batch(
-        torch.tensor(padded), torch.tensor(visible), torch.tensor([p.response_ids for p in problems]), torch.tensor(free)
+        torch.tensor(padded),
+        torch.tensor(visible),
+        torch.tensor([p.response_ids for p in problems]),
+        torch.tensor(free),
     )
 
 

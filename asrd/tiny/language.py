@@ -66,7 +66,9 @@ def _equation(left: int, sign: str, right: int, result: int) -> list[Slot]:
     return [*one_of(THEREFORE), *fixed(left, sign, right, "=", result, ".")]
 
 
-def change_sentence(day: str, subject: Slot, kind: str, amount: int, thing: str, before: int, after: int, start: int) -> list[Slot]:
+def change_sentence(
+    day: str, subject: Slot, kind: str, amount: int, thing: str, before: int, after: int, start: int
+) -> list[Slot]:
     """`monday she quickly picks 5 old shells up so 12 + 5 = 17 .`"""
     verbs, particles = zip(*PHRASES[kind], strict=True)
     return [
@@ -76,7 +78,9 @@ def change_sentence(day: str, subject: Slot, kind: str, amount: int, thing: str,
     ]  # fmt: skip
 
 
-def condition_sentence(day: str, subject: Slot, amount: int, bound: int, thing: str, before: int, after: int) -> list[Slot]:
+def condition_sentence(
+    day: str, subject: Slot, amount: int, bound: int, thing: str, before: int, after: int
+) -> list[Slot]:
     """`friday she has 17 shells clearly over 15 so 17 - 3 = 14 .` or `... 12 shells not over 15 so 12 - 0 = 12 .`"""
     return [
         *fixed(day), subject, *one_of(HOLDS), *fixed(before, thing, OVER[before > bound], "over", bound),
@@ -107,8 +111,9 @@ def closing(answer: int) -> list[Slot]:
 def _words() -> tuple[str, ...]:
     phrases = [word for pairs in PHRASES.values() for pair in pairs for word in pair]
     glue = "she he her his over if they double half of get how many does have now ? . + - = at once the answer is"
-    groups = (DAYS, GIRLS, BOYS, THINGS, *ASKED.values(), phrases, HOLDS, ADVERBS, ADJECTIVES, GONE, THEREFORE, OVER.values(), glue.split())
-    return tuple(dict.fromkeys(word for group in groups for word in group))
+    nouns, asked = (*DAYS, *GIRLS, *BOYS, *THINGS), (*ASKED["gain"], *ASKED["lose"])
+    free = (*HOLDS, *ADVERBS, *ADJECTIVES, *GONE, *THEREFORE, *OVER.values())
+    return tuple(dict.fromkeys((*nouns, *asked, *phrases, *free, *glue.split())))
 
 
 NUMBERS = tuple(str(number) for number in range(MAX_NUMBER + 1))

@@ -98,7 +98,8 @@ class TinyModel(nn.Module):
         n = ids.shape[1]
         last, before = n if last is None else last, int(self.shape.shift)
         whole, wanted = slice(0, n), slice(max(n - last - before, 0), n - before)
-        allowed = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()[:, None, None, :]
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        allowed = attention_mask.bool()[:, None, None, :] if padded else None
         x = transformer["wte"](ids)
         *blocks, final = transformer["blocks"]
         for block in blocks:

@@ -37,7 +37,9 @@ RECIPES = {
 }
 
 
-def losses(recipe: Recipe, model: TinyModel, batch: Batch, rng: Generator, by_ratio: bool) -> Iterator[tuple[Tensor, float]]:
+def losses(
+    recipe: Recipe, model: TinyModel, batch: Batch, rng: Generator, by_ratio: bool
+) -> Iterator[tuple[Tensor, float]]:
     """Yields the losses to step on, one after the other, each with the mean cross-entropy of its masked tokens."""
     noisy = draw_masks(batch, rng)
     if not recipe.edit:

@@ -87,7 +87,8 @@ def generate(seed: int, level: str = "hard") -> Problem:
     if level not in LEVELS:
         raise ValueError(f"level={level!r}; it must be one of {', '.join(LEVELS)}")
     rng = random.Random(f"{level}/{seed}")
-    name, she, her = (rng.choice(lang.GIRLS), "she", "her") if rng.random() < 0.5 else (rng.choice(lang.BOYS), "he", "his")
+    she, her, names = ("she", "her", lang.GIRLS) if rng.random() < 0.5 else ("he", "his", lang.BOYS)
+    name = rng.choice(names)
     thing = rng.choice(lang.THINGS)
     start = rng.randint(4, 15)
     question, slots, steps = [f"{name} has {start} {thing} ."], [], []

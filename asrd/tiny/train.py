@@ -33,6 +33,7 @@ from asrd.tiny.schedule import BATCH, level_at, rate_at, weigh_by_ratio
 from asrd.tiny.task import LEVELS, problems
 
 CHECKPOINT_SECONDS = 60.0
+NUMBERS = ("update", "seconds", "sequences", "next_seed", "loss_sum", "loss_count")  # of a state, as stored
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def save_checkpoint(state: State, settings: Settings, path: Path) -> None:
         "model": state.model.state_dict(),
         "optimiser": state.optimiser.state_dict(),
         "curve": [asdict(point) for point in state.curve],
-        "numbers": {k: getattr(state, k) for k in ("update", "seconds", "sequences", "next_seed", "loss_sum", "loss_count")},
+        "numbers": {name: getattr(state, name) for name in NUMBERS},
     }
     partial = path.with_suffix(".partial")
     torch.save(content, partial)
@@ -88,7 +89,8 @@ def load_checkpoint(settings: Settings, path: Path) -> State:
     content = torch.load(path, weights_only=True)
     for name in ("recipe", "seed", "updates"):
         if content["settings"][name] != getattr(settings, name):
-            raise ValueError(f"{path} was made with {name}={content['settings'][name]!r}, not {getattr(settings, name)!r}")
+            made, wanted = content["settings"][name], getattr(settings, name)
+            raise ValueError(f"{path} was made with {name}={made!r}, not {wanted!r}")
     state = new_state(settings)
     state.model.load_state_dict(content["model"])
     state.optimiser.load_state_dict(content["optimiser"])
@@ -175,11 +177,13 @@ def provenance(state: State, settings: Settings, commit: dict[str, Any], final: 
 
 def git_commit() -> dict[str, Any]:
     """The commit this code stands on, and whether the training code differs from it."""
+
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
-    return {"commit": git("rev-parse", "HEAD") or None, "dirty": bool(git("status", "--porcelain", "--", ".", ":!weights"))}
+    changed = git("status", "--porcelain", "--", ".", ":!weights")
+    return {"commit": git("rev-parse", "HEAD") or None, "dirty": bool(changed)}
 
 
 def main() -> None:
@@ -188,7 +192,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4000, help="batches to train on (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=90.0, help="at most so long; the schedule is shortened to fit")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=None, help="checkpoint, curve and the model's folder (default runs/RECIPE)")
+    parser.add_argument("--out", type=Path, default=None, help="for checkpoint, curve and model (default runs/RECIPE)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     given = parser.parse_args()
     torch.set_num_threads(1)
