@@ -19,6 +19,7 @@ setup(
     install_requires=[
         "torch>=2.6",
         "transformers>=5.22,<6",
+        "accelerate>=1.10",
         "safetensors>=0.5",
         "tqdm>=4.66",
         "rich>=14",

@@ -1,7 +1,7 @@
 """asrd: anchor-supervised revocable decoding for diffusion LLMs.
 
 fast_generate  decode with any diffusion LLM (generate.py; the loop itself is loop.py)
-load           LLaDA and Dream checkpoints on transformers' own classes (load.py)
+load           LLaDA and Dream checkpoints on transformers' own classes (load/)
 AsrdConfig     every setting with its default and range (config.py)
 AsrdOutput     text and counters (output.py)
 decoders       the decoders by name (decoders/)

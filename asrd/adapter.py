@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_bidirectional_mask
 
 log = logging.getLogger("asrd")
 
@@ -40,12 +42,14 @@ class ModelAdapter:
             raise ValueError(
                 f"{type(model).__name__} has no get_input_embeddings() with a weight; asrd needs the table"
             )
-        accepted = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.model = model
         self.config = getattr(model, "config", None)
         self.table: Tensor = embedding.weight
-        self.accepted = set(accepted)
-        if "inputs_embeds" not in self.accepted:
+        self.takes_positions = anything or "position_ids" in parameters
+        self.takes_use_cache = "use_cache" in parameters
+        if not anything and "inputs_embeds" not in parameters:
             raise ValueError(f"{type(model).__name__}.forward does not take inputs_embeds; asrd edits embeddings")
         kind = str(getattr(self.config, "model_type", "")).lower()
         self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes want it
@@ -69,20 +73,33 @@ class ModelAdapter:
                 return limit
         return None
 
-    @property
-    def takes_positions(self) -> bool:
-        """Whether position ids reach the model; without them padded rows see shifted positions (RoPE is relative)."""
-        return "position_ids" in self.accepted
-
-    def body(self, embeds: Tensor, attention: Tensor | None, positions: Tensor | None) -> Tensor:
-        """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] where the two cannot be parted.
+    def inputs(self, attention: Tensor | None = None, positions: Tensor | None = None) -> dict[str, Any]:
+        """What every forward of one decode is given besides the embeddings, in the form that this model wants.
 
         attention [B, L] int64 of 0 and 1 and positions [B, L] int64, or None where no row is padded.
         """
-        inputs = self._inputs(embeds, attention, positions)
+        inputs: dict[str, Any] = {"use_cache": False} if self.takes_use_cache else {}
+        if self.outer_mask:
+            inputs["attention_mask"] = "full" if attention is None else _outer(attention.bool())
+        elif attention is not None:
+            inputs["attention_mask"] = self._ready_mask(attention)
+        if positions is not None and self.takes_positions:
+            inputs["position_ids"] = positions
+        return inputs
+
+    def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] where the two cannot be parted."""
         if self.split:
-            return self.split_body(**inputs).last_hidden_state
-        return _logits_of(self.model(**inputs))
+            return self.split_body(inputs_embeds=embeds, **inputs).last_hidden_state
+        return self.full_logits(embeds, inputs)
+
+    def full_logits(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Logits [B, L, V] as the model itself gives them."""
+        output = self.model(inputs_embeds=embeds, **inputs)
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if logits is None:
+            raise ValueError(f"the model's forward returned {type(output).__name__}, which has no logits")
+        return logits
 
     def head(self, rows: Tensor) -> Tensor:
         """Logits [N, V] of rows [N, D] of `body`'s output."""
@@ -99,30 +116,25 @@ class ModelAdapter:
                 " would give wrong text: load the checkpoint with asrd.load, or decode prompts of one length together"
             )
 
-    def _inputs(self, embeds: Tensor, attention: Tensor | None, positions: Tensor | None) -> dict[str, Any]:
-        inputs: dict[str, Any] = {"inputs_embeds": embeds}
-        if self.outer_mask:
-            visible = None if attention is None else attention.bool()
-            inputs["attention_mask"] = (
-                "full" if visible is None else visible[:, None, None, :] & visible[:, None, :, None]
-            )
-        elif attention is not None:
-            inputs["attention_mask"] = attention
-        if positions is not None and self.takes_positions:
-            inputs["position_ids"] = positions
-        if "use_cache" in self.accepted:
-            inputs["use_cache"] = False
-        return inputs
+    def _ready_mask(self, attention: Tensor) -> Tensor:
+        """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
+        (and look at from the host while doing so)."""
+        ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
+        if not ours or getattr(self.config, "_attn_implementation", None) not in ("sdpa", "eager"):
+            return attention
+        shape_only = self.table.new_zeros(1, 1, 1).expand(*attention.shape, 1)
+        mask = create_bidirectional_mask(self.model.config, shape_only, attention)
+        return mask if isinstance(mask, Tensor) else attention
 
     @torch.no_grad()
     def _probe(self) -> Findings:
         """Find out by short forwards whether the model is causal (an error) and whether body and head can be parted."""
         first, second = self._probe_embeds(0), self._probe_embeds(1)
-        logits = _logits_of(self.model(**self._inputs(first, None, None)))
+        logits = self.full_logits(first, self.inputs())
         if logits.shape[:2] != first.shape[:2] or logits.shape[2] > self.vocab_size:
             wanted = (*first.shape[:2], self.vocab_size)
             raise ValueError(f"{type(self.model).__name__} gave logits of shape {tuple(logits.shape)}, not {wanted}")
-        changed = _logits_of(self.model(**self._inputs(second, None, None)))
+        changed = self.full_logits(second, self.inputs())
         if torch.equal(logits[:, :-1], changed[:, :-1]):
             raise ValueError(
                 f"{type(self.model).__name__} is causal: its predictions do not change when a later token does."
@@ -136,7 +148,7 @@ class ModelAdapter:
             log.info("%s: LM head on the whole canvas, since the model has no separate body and head", name)
             return False
         try:
-            hidden = self.split_body(**self._inputs(embeds, None, None)).last_hidden_state
+            hidden = self.split_body(inputs_embeds=embeds, **self.inputs()).last_hidden_state
             rebuilt = self.split_head(hidden)
         except (TypeError, AttributeError, ValueError, RuntimeError) as error:
             log.warning("%s: LM head on the whole canvas, since the body alone cannot be called: %s", name, error)
@@ -154,7 +166,8 @@ class ModelAdapter:
         attention = torch.ones(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
         attention[:, 0] = 0
         positions = (attention.cumsum(1) - 1).clamp(min=0)
-        outputs = [self.body(e, attention, positions)[:, 1:] for e in (embeds, other)]
+        inputs = self.inputs(attention, positions)
+        outputs = [self.body(e, inputs)[:, 1:] for e in (embeds, other)]
         return torch.equal(*outputs) or bool(
             torch.allclose(outputs[0].float(), outputs[1].float(), rtol=1e-4, atol=1e-5)
         )
@@ -166,11 +179,8 @@ class ModelAdapter:
         return self.table[torch.tensor([spread], device=self.table.device)].detach()
 
 
-def _logits_of(output: Any) -> Tensor:
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if logits is None:
-        raise ValueError(f"the model's forward returned {type(output).__name__}, which has no logits")
-    return logits
+def _outer(visible: Tensor) -> Tensor:
+    return visible[:, None, None, :] & visible[:, None, :, None]
 
 
 def find_id(name: str, model: nn.Module, tokenizer: Any = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers import GenerationConfig
 from asrd.adapter import ModelAdapter
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
 from asrd.decoders import DECODERS
-from asrd.loop import decode
+from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
 from asrd.request import Request, prepare
 from asrd.streaming import StreamObserver
@@ -38,6 +39,7 @@ def fast_generate(
     streamer: Any = None,
     tokenizer: Any = None,
     row_ids: Any = None,
+    observers: Sequence[Observer] = (),
     max_length: int | None = None,
     logits_processor: Any = None,
     stopping_criteria: Any = None,
@@ -50,6 +52,7 @@ def fast_generate(
     streamer           object with put/end and perhaps put_draft, for a batch of one.
     tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them.
     row_ids            [B] integers that key the sampling noise instead of the index in the batch.
+    observers          callables that are shown the `DecodeState` after each step; they must not change it.
     **settings         any field of `AsrdConfig`, or LLaDA's gen_length and mask_id; they override the config.
                        return_dict_in_generate=True gives an `AsrdOutput`.
 
@@ -74,7 +77,7 @@ def fast_generate(
     _refuse_positions(injected.get("position_ids"), request)
     decoder = DECODERS[config.decoder](request, adapter.table.detach())
     stream = StreamObserver(streamer, request) if streamer is not None else None
-    decode(adapter, request, decoder, [stream] if stream else [])
+    decode(Run.of(adapter, request), decoder, [*observers, *([stream] if stream else [])])
     if stream:
         stream.end()
     return pack(decoder.state, request) if config.return_dict_in_generate else decoder.state.tokens

@@ -6,9 +6,10 @@ Knows the order of things. What a step changes is the decoder's business, how a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from asrd.adapter import ModelAdapter
@@ -20,26 +21,46 @@ Observer = Callable[[DecodeState], None]
 Picker = Callable[[DecodeState, Rules], tuple[Tensor, Tensor]]
 
 
-def decode(adapter: ModelAdapter, request: Request, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
+@dataclass(frozen=True)
+class Run:
+    """What stays the same over the steps of one decode."""
+
+    adapter: ModelAdapter
+    request: Request
+    inputs: dict[str, Any]  # of every forward, besides the embeddings
+    pick: Picker
+
+    @classmethod
+    def of(cls, adapter: ModelAdapter, request: Request, pick: Picker | None = None) -> Run:
+        """A run of `request`; classifier-free guidance doubles its rows."""
+        copies = 2 if request.cfg_scale > 0 else 1
+        attention = None if request.attention is None else request.attention.repeat(copies, 1)
+        positions = None if request.positions is None else request.positions.repeat(copies, 1)
+        on_cpu = request.prompt.device.type == "cpu"
+        return cls(
+            adapter, request, adapter.inputs(attention, positions), pick or (pick_wanted if on_cpu else pick_slots)
+        )
+
+
+def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
     """Fill the decoder's canvas. Observers see the state after each step; they must not change it."""
     observers = tuple(observers)
     stats = new_stats(decoder.state)
-    pick = pick_wanted if adapter.table.device.type == "cpu" else pick_slots
-    for _ in range(request.length):
-        run_step(adapter, request, decoder, stats, pick)
+    for _ in range(run.request.length):
+        step(run, decoder, stats)
         for observer in observers:
             observer(decoder.state)
         if finished(decoder.state):
             return
 
 
-def run_step(adapter: ModelAdapter, request: Request, decoder: Decoder, stats: VocabStats, pick: Picker) -> None:
+def step(run: Run, decoder: Decoder, stats: VocabStats) -> None:
     """One forward pass and what follows from it. With `pick_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
-    hidden = forward(adapter, request, embeds)  # 2. one forward pass ...
-    row, position = pick(decoder.state, request.rules)
-    logits = head(adapter, request, hidden, row, position)  # ... and LM head and statistics of the wanted positions
-    vocab_stats_torch(logits, row, position, request.readout, out=stats)
+    hidden = forward(run, embeds)  # 2. one forward pass ...
+    row, position = run.pick(decoder.state, run.request.rules)
+    logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
+    vocab_stats_torch(logits, row, position, run.request.readout, out=stats)
     decoder.commit(stats)  # 3. - 10. verify, draft, revoke, promote
 
 
@@ -55,29 +76,25 @@ def pick_wanted(state: DecodeState, rules: Rules) -> tuple[Tensor, Tensor]:
     return row, position
 
 
-def forward(adapter: ModelAdapter, request: Request, embeds: Tensor) -> Tensor:
-    """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompt masked."""
-    attention, positions = request.attention, request.positions
-    if request.cfg_scale > 0:
+def forward(run: Run, embeds: Tensor) -> Tensor:
+    """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompts masked."""
+    if run.request.cfg_scale > 0:
         blind = embeds.clone()
-        blind[:, : request.prompt.shape[1]] = F.embedding(
-            torch.full_like(request.prompt, request.rules.mask_id), adapter.table
-        )
+        blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
         embeds = torch.cat([embeds, blind])
-        attention = None if attention is None else attention.repeat(2, 1)
-        positions = None if positions is None else positions.repeat(2, 1)
-    return adapter.body(embeds, attention, positions)
+    return run.adapter.body(embeds, run.inputs)
 
 
-def head(adapter: ModelAdapter, request: Request, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
+def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
     """Logits [N, V] of the generated positions, classifier-free guidance applied."""
+    request, adapter = run.request, run.adapter
     column = position.clamp(max=request.length - 1) + (request.prompt.shape[1] - adapter.shift)
-    row, column = row.to(hidden.device), column.to(hidden.device)
-    logits = adapter.head(hidden[row, column])
+    here, column = row.to(hidden.device), column.to(hidden.device)
+    logits = adapter.head(hidden[here, column])
     if request.cfg_scale > 0:
-        blind = adapter.head(hidden[row + hidden.shape[0] // 2, column])
+        blind = adapter.head(hidden[here + hidden.shape[0] // 2, column])
         logits = blind + (request.cfg_scale + 1) * (logits - blind)
-    return logits.to(position.device)
+    return logits.to(row.device)
 
 
 def finished(state: DecodeState) -> bool:

@@ -4,6 +4,9 @@ Forbidden ids count as -inf everywhere. Ties go to the lowest id. With a tempera
 logits / temperature + Gumbel noise keyed by (seed, row, position, token id), while confidence and entropy stay those of
 the noise-free distribution at temperature 1. A row with NaN, with +inf or with nothing but -inf is `bad` and reads
 as token 0 with confidence and entropy 0.
+
+With m the maximum, z = x - m, and over all tokens but the maximum itself r the sum of e^z and u that of z e^z:
+entropy = ln(1 + r) - u / (1 + r), which keeps its digits where r is tiny and x is large.
 """
 
 from __future__ import annotations
@@ -37,20 +40,21 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     stays); `logits` may be overwritten.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).index_fill_(1, readout.forbidden, -torch.inf)
-    peak, top1 = logits.max(dim=1, keepdim=True)
+    peak, summit = logits.max(dim=1, keepdim=True)
     bad = ~peak.isfinite()
+    top1 = summit
     if readout.temperature > 0:
         noise = gumbel(readout.seed, readout.row_ids[row], position, logits.shape[1], logits.dtype)
         top1 = noise.add_(logits, alpha=1 / readout.temperature).argmax(dim=1, keepdim=True)
     below = logits.sub_(peak).clamp_(min=_FAR)
     confidence = below.gather(1, top1).exp_()
-    weight = below.exp()
-    total = weight.sum(1, keepdim=True)
+    weight = below.exp().scatter_(1, summit, 0.0)  # the peak's 1 would swallow the digits of a peaked row
+    rest = weight.sum(1, keepdim=True)
     slope = weight.mul_(below).sum(1, keepdim=True)
-    confidence = confidence / total
+    confidence = confidence / (1 + rest)
     for token in readout.unconfident:
         confidence.masked_fill_(top1 == token, 0.0)
-    entropy = (total.log() - slope / total).clamp_(min=0.0)
+    entropy = (rest.log1p() - slope / (1 + rest)).clamp_(min=0.0)
     values = (top1.masked_fill(bad, 0), confidence.masked_fill_(bad, 0.0), entropy.masked_fill_(bad, 0.0), bad)
     for target, value in zip(out, values, strict=True):
         target.index_put_((row, position), value.squeeze(1))

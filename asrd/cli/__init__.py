@@ -1,0 +1,39 @@
+"""The command `asrd`: one module a subcommand, each with `add(subparsers)`; errors are one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from asrd.cli import generate
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="asrd",
+        description="Anchor-supervised revocable decoding for diffusion LLMs.",
+        epilog="asrd COMMAND --help shows a command's options.",
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in (generate,):
+        module.add(commands)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing to flush
+            return 0
+        print(f"asrd: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("asrd: interrupted", file=sys.stderr)
+        return 130
+    return 0
