@@ -161,3 +161,18 @@ def test_decoders_fill_every_position_and_count_forwards() -> None:
     assert fewer.tolist() == [1, 1, 1]
     assert fast.shape == responses.shape
     assert score(model, some, 0.5).problems == 3
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_loaded_by_the_package_the_exported_model_gives_the_same_logits(shift: bool, tmp_path: Path) -> None:
+    from asrd.load import load
+
+    export(small_model(shift), tmp_path, {})
+    ours, batch = import_weights(tmp_path), batch_of(3)
+    theirs, tokenizer = load(str(tmp_path))
+    canvas = batch.canvas(batch.response)
+    with torch.no_grad():
+        rows = theirs(input_ids=canvas, attention_mask=batch.attention_mask).logits.float()
+        wanted = rows[:, -97:-1] if shift else rows[:, -96:]
+        torch.testing.assert_close(ours(canvas, batch.attention_mask, last=96), wanted, atol=1e-4, rtol=1e-4)
+    assert tokenizer.mask_token_id == MASK_ID

@@ -62,16 +62,31 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
+class Transformer(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(shape.vocab_size, shape.d_model)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layers))
+        self.ln_f = nn.RMSNorm(shape.d_model, shape.rms_norm_eps)
+        self.ff_out = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
+
+
+class Core(nn.Module):
+    """There so that names begin with `model.transformer`, as LLaDA's do."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.transformer = Transformer(shape)
+
+
 class TinyModel(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.model = nn.ModuleDict({"transformer": nn.ModuleDict({
-            "wte": nn.Embedding(shape.vocab_size, shape.d_model),
-            "blocks": nn.ModuleList(Block(shape) for _ in range(shape.n_layers)),
-            "ln_f": nn.RMSNorm(shape.d_model, shape.rms_norm_eps),
-            "ff_out": nn.Linear(shape.d_model, shape.vocab_size, bias=False),
-        })})  # fmt: skip
+        self.model = Core(shape)
         half = shape.d_model // shape.n_heads // 2
         frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
         angle = torch.outer(torch.arange(shape.max_sequence_length, dtype=torch.float32), frequency).repeat(1, 2)
@@ -94,17 +109,17 @@ class TinyModel(nn.Module):
 
         With `shift` the row before each position is read, so callers need not know which kind of model it is.
         """
-        transformer = self.model["transformer"]
-        n = ids.shape[1]
+        transformer, n = self.model.transformer, ids.shape[1]
         last, before = n if last is None else last, int(self.shape.shift)
         whole, wanted = slice(0, n), slice(max(n - last - before, 0), n - before)
-        padded = attention_mask is not None and not bool(attention_mask.all())
-        allowed = attention_mask.bool()[:, None, None, :] if padded else None
-        x = transformer["wte"](ids)
-        *blocks, final = transformer["blocks"]
+        allowed = None
+        if attention_mask is not None and not bool(attention_mask.all()):
+            allowed = attention_mask.bool()[:, None, None, :]
+        x = transformer.wte(ids)
+        *blocks, final = transformer.blocks
         for block in blocks:
             x = block(x, self.cos[:n], self.sin[:n], allowed, whole)
         x = final(x, self.cos[:n], self.sin[:n], allowed, wanted)
         if x.shape[1] < last:  # a shifted model has no row before the first: Dream reads its own there
             x = torch.cat((x[:, :1], x), dim=1)
-        return transformer["ff_out"](transformer["ln_f"](x))
+        return transformer.ff_out(transformer.ln_f(x))

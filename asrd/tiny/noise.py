@@ -1,7 +1,8 @@
 """What the model sees of a response in training: masks, planted errors and its own drafts.
 
 Half of the samples are masked uniformly (LLaDA's objective), half as they occur in semi-autoregressive decoding:
-earlier blocks visible, one block partly masked, later ones masked. Knows nothing of the model's inside or of losses.
+earlier blocks visible, one block partly masked, later ones masked. In half of either kind numbers appear in the
+order in which they can be computed. Knows nothing of the model's inside or of losses.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from asrd.tiny.task import BLOCK, TOP
 ZERO = ID["0"]
 CLEARLY, NOT = ID[OVER[True]], ID[OVER[False]]
 P_BLOCKWISE = 0.5
+P_ORDERED = 0.5
 LATER_BLOCKS_WEIGHT = 0.25
 SMALLEST_RATIO = 0.1
 
@@ -44,9 +46,29 @@ def draw_masks(batch: Batch, rng: Generator) -> Noisy:
     later = blockwise & (position_block > block)
     candidate = ~blockwise | (position_block == block)
     score = torch.rand(b, g, generator=rng).masked_fill(~candidate, 2.0)
-    masked = (score < ratio) | later
-    masked[torch.arange(b), score.argmin(dim=1)] = True
-    return Noisy(batch.response.masked_fill(masked, MASK_ID), ratio, ~later)
+    masked = score < ratio
+    masked = torch.where(_computed(batch.response) & candidate, _in_order(batch, masked, candidate, rng), masked)
+    masked[torch.arange(b), score.argmin(dim=1)] |= ~(masked & candidate).any(dim=1)
+    return Noisy(batch.response.masked_fill(masked | later, MASK_ID), ratio, ~later)
+
+
+def _computed(tokens: Tensor) -> Tensor:
+    """Where numbers and outcomes of conditions stand: what has to be worked out."""
+    return ((tokens >= ZERO) & (tokens <= ZERO + MAX_NUMBER)) | (tokens == CLEARLY) | (tokens == NOT)
+
+
+def _in_order(batch: Batch, masked: Tensor, candidate: Tensor, rng: Generator) -> Tensor:
+    """In half of the samples numbers are visible up to some equation's result and masked from there on.
+
+    That is how decoding meets them. Under independent masks a result mostly stands a second time somewhere, and
+    is copied: sums would be learned from a small part of the samples.
+    """
+    b, g = masked.shape
+    is_result = torch.cat((torch.zeros(b, 1, dtype=torch.bool), batch.response[:, :-1] == ID["="]), dim=1) & candidate
+    score = torch.rand(b, g, generator=rng).masked_fill(~is_result, 2.0)
+    from_here_on = torch.arange(g)[None, :] >= score.argmin(dim=1, keepdim=True)
+    ordered = (torch.rand(b, 1, generator=rng) < P_ORDERED) & is_result.any(dim=1, keepdim=True)
+    return torch.where(ordered, from_here_on, masked)
 
 
 def plant_errors(batch: Batch, noisy: Noisy, rng: Generator) -> Noisy:
@@ -54,11 +76,11 @@ def plant_errors(batch: Batch, noisy: Noisy, rng: Generator) -> Noisy:
     b, g = batch.response.shape
     rate = torch.rand(b, 1, generator=rng) * 0.2 * (torch.rand(b, 1, generator=rng) < 0.5)
     chosen = (torch.rand(b, g, generator=rng) < rate) & ~noisy.masked & ~batch.free
-    wrong = _wrong_tokens(batch, rng)
+    wrong = wrong_tokens(batch, rng)
     return Noisy(torch.where(chosen, wrong, noisy.response), noisy.ratio, noisy.active)
 
 
-def _wrong_tokens(batch: Batch, rng: Generator) -> Tensor:
+def wrong_tokens(batch: Batch, rng: Generator) -> Tensor:
     """For each position a token other than the true one: numbers near by, the opposite outcome, or any word."""
     truth = batch.response
     shape = truth.shape
@@ -67,8 +89,7 @@ def _wrong_tokens(batch: Batch, rng: Generator) -> Tensor:
     far = torch.randint(0, TOP + 1, shape, generator=rng)
     number = ZERO + torch.where(torch.rand(shape, generator=rng) < 0.6, near, far)
     word = torch.randint(len(SPECIAL), len(VOCABULARY), shape, generator=rng)
-    is_number = (truth >= ZERO) & (truth <= ZERO + MAX_NUMBER)
-    wrong = torch.where(is_number, number, word)
+    wrong = torch.where(_computed(truth), number, word)
     wrong = torch.where(truth == CLEARLY, NOT, wrong)
     return torch.where(truth == NOT, CLEARLY, wrong)
 

@@ -22,9 +22,9 @@ def place_numbers_on_circles(model: TinyModel, seed: int) -> None:
     """Adds cos and sin of every period, randomly projected, to the input and output rows of the number tokens."""
     rng = Generator().manual_seed(seed)
     numbers = slice(ID["0"], ID["0"] + MAX_NUMBER + 1)
-    transformer = model.model["transformer"]
+    transformer = model.model.transformer
     with torch.no_grad():
-        for rows in (transformer["wte"].weight[numbers], transformer["ff_out"].weight[numbers]):
+        for rows in (transformer.wte.weight[numbers], transformer.ff_out.weight[numbers]):
             circles = _circles() @ torch.randn(2 * len(PERIODS), rows.shape[1], generator=rng)
             rows += circles * (SCALE * rows.std() / circles.std())
 

@@ -1,7 +1,7 @@
 """What changes in the course of training: the mix of levels, the learning rate and the loss's weight.
 
-All are functions of `progress` in [0, 1]. Short problems come first: the facts of arithmetic are learned there at a
-third of the price. Knows nothing of models or files.
+All are functions of `progress` in [0, 1]. Problems of one step come first: most of the time goes into learning sums,
+and there each sample shows one at a third of the price. Knows nothing of models or files.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ PEAK_RATE, LAST_RATE, WARM_UP = 1.5e-3, 0.02, 0.01
 RATIO_WEIGHT_FROM = 0.6  # before: every masked token counts 1; after: 1/t, LLaDA's bound
 BATCH = {"easy": 48, "medium": 24, "hard": 16}  # about as many tokens each
 MIX = (  # up to this progress, the share of easy, medium and hard batches
-    (0.15, {"easy": 0.3, "medium": 0.6, "hard": 0.1}),
-    (0.35, {"easy": 0.1, "medium": 0.4, "hard": 0.5}),
-    (1.01, {"easy": 0.05, "medium": 0.1, "hard": 0.85}),
+    (0.25, {"easy": 0.8, "medium": 0.2, "hard": 0.0}),
+    (0.45, {"easy": 0.2, "medium": 0.45, "hard": 0.35}),
+    (1.01, {"easy": 0.03, "medium": 0.07, "hard": 0.9}),
 )
 
 

@@ -26,17 +26,16 @@ P_CONDITION_HOLDS = 0.7
 TEST_SHARE = 10  # one question in so many is held out
 
 
+KINDS = {"gain": 0.3, "lose": 0.2, "condition": 0.3, "double": 0.1, "half": 0.1}
+
+
 @dataclass(frozen=True)
 class Level:
     steps: int
-    kinds: dict[str, float]
+    start: range  # of the first quantity; wide on the easy level, which is to show every sum
 
 
-LEVELS = {
-    "easy": Level(1, {"gain": 0.5, "lose": 0.5}),
-    "medium": Level(3, {"gain": 0.3, "lose": 0.2, "condition": 0.3, "double": 0.1, "half": 0.1}),
-    "hard": Level(6, {"gain": 0.3, "lose": 0.2, "condition": 0.3, "double": 0.1, "half": 0.1}),
-}
+LEVELS = {"easy": Level(1, range(2, TOP + 1)), "medium": Level(3, range(4, 16)), "hard": Level(6, range(4, 16))}
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,13 @@ def generate(seed: int, level: str = "hard") -> Problem:
     she, her, names = ("she", "her", lang.GIRLS) if rng.random() < 0.5 else ("he", "his", lang.BOYS)
     name = rng.choice(names)
     thing = rng.choice(lang.THINGS)
-    start = rng.randint(4, 15)
-    question, slots, steps = [f"{name} has {start} {thing} ."], [], []
+    start = rng.choice(LEVELS[level].start)
+    question = [f"{name} has {start} {thing} ."]
+    slots: list[Slot] = []
+    steps: list[Step] = []
     now, subject_at = start, None
     for day in lang.DAYS[: LEVELS[level].steps]:
-        step = _draw_step(rng, now, LEVELS[level].kinds)
+        step = _draw_step(rng, now)
         question.append(_ask(rng, step, day, she))
         subject = Slot((name, she), (0.5, 0.5), follows=subject_at)
         at = len(slots)
@@ -108,9 +109,9 @@ def generate(seed: int, level: str = "hard") -> Problem:
     return Problem(level, seed, " ".join(question), tuple(steps), tuple(slots), _choose_words(rng, slots))
 
 
-def _draw_step(rng: random.Random, now: int, kinds: dict[str, float]) -> Step:
+def _draw_step(rng: random.Random, now: int) -> Step:
     while True:
-        kind = rng.choices(list(kinds), list(kinds.values()))[0]
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         amount = rng.choice(AMOUNTS)
         if kind == "gain" and now + amount <= TOP:
             return Step(kind, now, now + amount, amount)

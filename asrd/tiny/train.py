@@ -24,6 +24,7 @@ from tqdm import tqdm
 from asrd.tiny.batch import Batch, collate
 from asrd.tiny.curve import Point, save_curve
 from asrd.tiny.decode import score
+from asrd.tiny.evaluate import held_out
 from asrd.tiny.export import export, import_weights
 from asrd.tiny.language import VOCABULARY
 from asrd.tiny.model import Shape, TinyModel
@@ -129,9 +130,9 @@ def train_update(state: State, settings: Settings, progress: float) -> None:
 
 
 def add_point(state: State, settings: Settings) -> Point:
-    held_out = score(state.model, list(itertools.islice(problems("test"), settings.held_out)), 0.9)
+    result = score(state.model, list(itertools.islice(problems("test"), settings.held_out)), 0.9)
     loss = state.loss_sum / max(state.loss_count, 1)
-    point = Point(state.update, state.seconds / 60, state.sequences, loss, held_out.right, held_out.forwards)
+    point = Point(state.update, state.seconds / 60, state.sequences, loss, result.right, result.forwards)
     state.curve.append(point)
     state.loss_sum, state.loss_count = 0.0, 0
     return point
@@ -189,7 +190,7 @@ def git_commit() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asrd.tiny.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=list(RECIPES), required=True)
-    parser.add_argument("--updates", type=int, default=4000, help="batches to train on (default %(default)s)")
+    parser.add_argument("--updates", type=int, default=2600, help="batches to train on (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=90.0, help="at most so long; the schedule is shortened to fit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="for checkpoint, curve and model (default runs/RECIPE)")
@@ -202,10 +203,10 @@ def main() -> None:
     state = train(settings, out, given.resume)
     folder = out / RECIPES[given.recipe].folder
     export(state.model, folder, provenance(state, settings, commit, {}))
-    held_out = list(itertools.islice(problems("test", first_seed=10_000_000), settings.final))
+    some = held_out(settings.final)
     final = {}
     for name, threshold in {"standard": None, "threshold_0.9": 0.9, "threshold_0.6": 0.6}.items():
-        final[name] = asdict(score(import_weights(folder), held_out, threshold))
+        final[name] = asdict(score(import_weights(folder), some, threshold))
         print(name, json.dumps(final[name]), flush=True)
     export(state.model, folder, provenance(state, settings, commit, final))
     save_curve(state.curve, folder, f"recipe {settings.recipe}, seed {settings.seed}")
