@@ -21,13 +21,15 @@ class AsrdOutput(ModelOutput):
     anchors             [B] int64, promotions to the anchor cache
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     trace               what was recorded, when it was asked for
+
+    (A ModelOutput wants None as the default of every field but the first; ours are always set.)
     """
 
-    sequences: Tensor | None = None
-    steps: Tensor | None = None
-    tokens_per_forward: Tensor | None = None
-    drafted: Tensor | None = None
-    revoked: Tensor | None = None
-    anchors: Tensor | None = None
-    forwards_per_step: int | None = None
+    sequences: Tensor = None  # type: ignore[assignment]
+    steps: Tensor = None  # type: ignore[assignment]
+    tokens_per_forward: Tensor = None  # type: ignore[assignment]
+    drafted: Tensor = None  # type: ignore[assignment]
+    revoked: Tensor = None  # type: ignore[assignment]
+    anchors: Tensor = None  # type: ignore[assignment]
+    forwards_per_step: int = None  # type: ignore[assignment]
     trace: Any = None

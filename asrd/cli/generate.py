@@ -9,7 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from asrd.cli.settings import add_model, add_settings, load_model, settings_of
+from asrd.generate import fast_generate
+from asrd.output import AsrdOutput
+from asrd_kernels import DecodeState
 
 
 def add(commands: Any) -> None:
@@ -17,7 +22,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "generate",
         help="continue a prompt",
-        description="Continue a prompt with a diffusion LLM. The text goes to standard output, progress to standard error.",
+        description="Continue a prompt with a diffusion LLM. Text goes to standard output, progress to standard error.",
         epilog='example: asrd generate "Ann has 3 apples ..." --model tiny --json',
     )
     command.add_argument("prompt", nargs="?", help="the prompt; without it (or with -) standard input is read")
@@ -38,8 +43,6 @@ def run(arguments: argparse.Namespace) -> None:
     if tokenizer is None:
         raise ValueError(f"{arguments.model} has no tokenizer, so text cannot be turned into ids; use it from Python")
 
-    from asrd.generate import fast_generate
-
     batch = encode(tokenizer, prompts, chat=not arguments.raw)
     started = time.perf_counter()
     with Progress() as progress:
@@ -52,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
             **settings | {"return_dict_in_generate": True},
         )
     seconds = time.perf_counter() - started
+    assert isinstance(out, AsrdOutput)
     width = batch["input_ids"].shape[1]
     for row, prompt in enumerate(prompts):
         tokens = out.sequences[row, width:].tolist()
@@ -109,12 +113,10 @@ class Progress:
     """A bar on standard error over the positions that are final, if that is a terminal."""
 
     def __enter__(self) -> Progress:
-        from tqdm import tqdm
-
         self.bar = tqdm(unit="tok", leave=False, disable=not sys.stderr.isatty(), file=sys.stderr)
         return self
 
-    def __call__(self, state: Any) -> None:
+    def __call__(self, state: DecodeState) -> None:
         if self.bar.disable:
             return
         still_open = state.guided | state.pending

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from asrd.config import ALIASES, FIELDS, check
+from asrd.load import load
 
 _COMMON = {
     "max_new_tokens": int,
@@ -32,8 +33,6 @@ def add_model(command: argparse.ArgumentParser) -> None:
 
 def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer of the command line."""
-    from asrd.load import load  # torch and transformers take seconds to import; --help should not
-
     return load(
         arguments.model,
         dtype=arguments.dtype,
