@@ -45,23 +45,23 @@ class Run:
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
     """Fill the decoder's canvas. Observers see the state after each step; they must not change it."""
     observers = tuple(observers)
-    stats = new_stats(decoder.state)
+    room = new_stats(decoder.state)
     for _ in range(run.request.length):
-        step(run, decoder, stats)
+        step(run, decoder, room)
         for observer in observers:
             observer(decoder.state)
-        if finished(decoder.state):
+        if finished(decoder.state, room[1]):
             return
 
 
-def step(run: Run, decoder: Decoder, stats: VocabStats) -> None:
+def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> None:
     """One forward pass and what follows from it. With `pick_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
     hidden = forward(run, embeds)  # 2. one forward pass ...
     row, position = run.pick(decoder.state, run.request.rules)
     logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
-    vocab_stats_torch(logits, row, position, run.request.readout, out=stats)
-    decoder.commit(stats)  # 3. - 10. verify, draft, revoke, promote
+    vocab_stats_torch(logits, row, position, run.request.readout, out=room[0])
+    decoder.commit(room[1])  # 3. - 10. verify, draft, revoke, promote
 
 
 def pick_slots(state: DecodeState, rules: Rules) -> tuple[Tensor, Tensor]:
@@ -97,11 +97,11 @@ def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
     return logits.to(row.device)
 
 
-def finished(state: DecodeState) -> bool:
-    """One look of the host at the state: are all rows done? Raises if a wanted row of logits could not be read."""
-    done, bad = torch.stack([state.done.all(), state.bad.any()]).tolist()
-    if bad:
-        row = int(state.bad.nonzero()[0])
+def finished(state: DecodeState, stats: VocabStats) -> bool:
+    """One look of the host: are all rows done? Raises if the logits of a wanted position could not be read."""
+    done, unreadable = torch.stack([state.done.all(), stats.bad.any()]).tolist()
+    if unreadable:
+        row = int(stats.bad.any(1).nonzero()[0])
         raise ValueError(
             f"the model's logits for row {row} of the batch are NaN, +inf or nothing but -inf at forward pass"
             f" {int(state.step[row])}: check its weights and dtype (float16 overflows easily; try bfloat16 or float32)"

@@ -12,30 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asrd_kernels.philox import gaussian, uniform_token
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules
+from asrd_kernels.state import DecodeState, Rules
 
 FLAT = 1e-6  # nats; entropies closer together than this count as equal
+_HUGE = 1e30  # more than any entropy, and finite, so that 0 times it is 0
 
 
 def centroid(state: DecodeState, rules: Rules, table: Tensor) -> tuple[Tensor, Tensor]:
     """[B, 1, D] mean clean embedding of the cached anchors (0 if there is none) and [B, 1] bool: is there one?"""
+    ring = state.ring[:, : rules.capacity]
     cached = state.anchors.clamp(max=rules.capacity)[:, None]
-    filled = torch.arange(state.ring.shape[1], device=table.device) < cached
-    anchors = F.embedding(state.generated.gather(1, state.ring), table).to(state.entropy.dtype)
-    share = (filled / cached.clamp(min=1)).to(anchors.dtype)
-    return share[:, None, :] @ anchors, cached > 0
+    if rules.capacity == 0:
+        return torch.zeros(len(ring), 1, table.shape[1], dtype=state.entropy.dtype, device=table.device), cached > 0
+    filled = (torch.arange(rules.capacity, device=table.device) < cached).to(state.entropy.dtype)
+    anchors = F.embedding(state.generated.gather(1, ring), table).to(filled.dtype)
+    return filled[:, None] @ anchors / cached.clamp(min=1)[..., None], cached > 0
 
 
 def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Tensor) -> Tensor:
     """[B, G] g: alpha times the min-max normalised entropy of the step before, 0 outside the guided masks."""
     entropy = state.entropy
     if rules.magnitude == "constant":
-        return (state.guided & any_anchor) * torch.full_like(entropy, rules.alpha)
-    known = entropy != NO_ENTROPY
-    low = entropy.masked_fill(~known, torch.inf).amin(1, keepdim=True)
-    spread = entropy.amax(1, keepdim=True) - low  # NO_ENTROPY is below every entropy; -inf if none is known
-    scale = (rules.alpha / spread).masked_fill_(~((spread > FLAT) & any_anchor), 0.0)
-    return ((entropy - low) * scale).masked_fill_(~(state.guided & known), 0.0)
+        return torch.full_like(entropy, rules.alpha) * (state.guided & any_anchor)
+    low = torch.where(entropy < 0, _HUGE, entropy).amin(1, keepdim=True)
+    spread = entropy.amax(1, keepdim=True) - low  # negative if no entropy is known
+    scale = torch.where((spread > FLAT) & any_anchor, rules.alpha / spread, 0.0)
+    return ((entropy - low) * scale).clamp_(min=0.0) * state.guided  # NO_ENTROPY lies below low
 
 
 def anchor_embed_torch(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor) -> Tensor:
@@ -50,10 +52,10 @@ def anchor_embed_torch(state: DecodeState, table: Tensor, rules: Rules, row_ids:
     keep = add = guidance_weights(state, rules, any_anchor)  # u and w
     probed = state.pending & any_anchor
     if rules.probe in ("orthogonal", "parallel"):
-        square = (clean * clean).sum(-1)
-        rho = ((clean @ center.mT).squeeze(-1) / square).masked_fill_(square == 0, 0.0)
+        square = torch.linalg.vecdot(clean, clean)
+        rho = torch.where(square > 0, torch.linalg.vecdot(clean, center) / square, 0.0)
         if rules.probe == "orthogonal":
-            keep, add = torch.where(probed, rules.beta * rho, keep), add.masked_fill(probed, rules.beta)
+            keep, add = torch.where(probed, rules.beta * rho, keep), torch.where(probed, rules.beta, add)
         else:
             keep = torch.where(probed, -rules.beta * rho, keep)
     edited = torch.addcmul(clean * (1 - keep)[..., None], add[..., None], center)
@@ -73,7 +75,8 @@ def _random_probe(
     if rules.probe == "random":
         drawn = uniform_token(*key, vocab_size=table.shape[0], mask_id=rules.mask_id)
         return F.embedding(drawn, table).to(clean.dtype)
-    square = (clean * clean).sum(-1, keepdim=True)
-    orthogonal = center - torch.where(square > 0, (clean @ center.mT) / square, 0.0) * clean
+    square = torch.linalg.vecdot(clean, clean)[..., None]
+    rho = torch.where(square > 0, torch.linalg.vecdot(clean, center)[..., None] / square, 0.0)
+    orthogonal = center - rho * clean
     noise = gaussian(*key, count=clean.shape[-1], dtype=clean.dtype)
     return noise * (orthogonal.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))

@@ -40,10 +40,7 @@ class Rules:
 
 
 class VocabStats(NamedTuple):
-    """What a step wants to know of the generated positions, each [B, G + 1]; valid where it was wanted in this step.
-
-    Column G is where unused statistic slots are written to; it means nothing.
-    """
+    """What a step wants to know of the generated positions, each [B, G]; valid where it was wanted in this step."""
 
     top1: Tensor  # int64, the chosen token
     confidence: Tensor  # its probability at temperature 1
@@ -61,12 +58,13 @@ class DecodeState:
     last: Tensor  # [B, G] int64, latest top-1 in the history, -1: none
     run: Tensor  # [B, G] int64, for how many steps it has been that
     entropy: Tensor  # [B, G] float, raw entropy of the step before, NO_ENTROPY: none
-    ring: Tensor  # [B, max(m, 1)] int64, anchor positions; promotion number n sits in slot n mod m
+    ring: (
+        Tensor  # [B, m + 1] int64, anchor positions; promotion n = 0, 1, 2, ... sits in column n mod m; column m: waste
+    )
     active: Tensor  # [B] int64, active block
     step: Tensor  # [B] int64, forward passes so far
     counts: Tensor  # [3, B] int64: commits, revocations and promotions so far
     done: Tensor  # [B] bool
-    bad: Tensor  # [B] bool, a wanted row of logits could not be read
     positions: Tensor  # [G] int64, constant: 0, 1, 2, ...
     block_of: Tensor  # [G] int64, constant: the block of each position
 
@@ -117,22 +115,25 @@ def new_state(prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = to
         last=full((batch, length), -1, torch.int64),
         run=full((batch, length), 0, torch.int64),
         entropy=full((batch, length), NO_ENTROPY, dtype),
-        ring=full((batch, max(rules.capacity, 1)), 0, torch.int64),
+        ring=full((batch, rules.capacity + 1), 0, torch.int64),
         active=full((batch,), 0, torch.int64),
         step=full((batch,), 0, torch.int64),
         counts=full((3, batch), 0, torch.int64),
         done=full((batch,), False, torch.bool),
-        bad=full((batch,), False, torch.bool),
         positions=positions,
         block_of=positions // rules.block_length,
     )
 
 
-def new_stats(state: DecodeState) -> VocabStats:
-    """Room for a step's statistics. Nothing is wanted yet, so nothing in it is valid."""
+def new_stats(state: DecodeState) -> tuple[VocabStats, VocabStats]:
+    """Room for a step's statistics: as `vocab_stats` writes them, [B, G + 1], and the [B, G] of it that mean something.
+
+    Column G is where the statistics of unused slots go.
+    """
     shape, precision = (state.tokens.shape[0], state.length + 1), state.entropy.dtype
     kinds = (torch.int64, precision, precision, torch.bool)
-    return VocabStats(*(torch.zeros(shape, dtype=kind, device=state.tokens.device) for kind in kinds))
+    room = VocabStats(*(torch.zeros(shape, dtype=kind, device=state.tokens.device) for kind in kinds))
+    return room, VocabStats(*(values[:, : state.length] for values in room))
 
 
 def wanted(state: DecodeState) -> Tensor:

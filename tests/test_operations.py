@@ -140,8 +140,8 @@ def read_row(logits: Tensor, temperature: float = 0.0, forbidden: tuple[int, ...
     )
     zero = torch.zeros(1, dtype=torch.int64)
     readout = Readout(torch.tensor(forbidden, dtype=torch.int64), zero, temperature=temperature)
-    vocab_stats_torch(logits[None].clone(), zero, zero, readout, out=stats)
-    return [value[0, 0].item() for value in stats]
+    vocab_stats_torch(logits[None].clone(), zero, zero, readout, out=stats[0])
+    return [value[0, 0].item() for value in stats[1]]
 
 
 @pytest.mark.parametrize("offset", [-300.0, 0.0, 300.0])
@@ -187,12 +187,12 @@ def test_one_finite_logit_is_certain() -> None:
 
 def test_unwanted_rows_change_nothing_and_are_never_bad() -> None:
     state = new_state(torch.zeros(2, 1, dtype=torch.int64), 4, Rules(mask_id=0, pad_id=0))
-    stats = new_stats(state)
+    room, stats = new_stats(state)
     row, position = torch.tensor([0, 1]), torch.tensor([4, 2])
     readout = Readout(torch.tensor([0]), torch.tensor([0, 1]))
-    vocab_stats_torch(torch.tensor([[float("nan")] * 3, [0.0, 1.0, 2.0]]), row, position, readout, out=stats)
-    assert stats.bad[:, :4].sum() == 0
-    assert stats.top1[:, :4].tolist() == [[0] * 4, [0, 0, 2, 0]]
+    vocab_stats_torch(torch.tensor([[float("nan")] * 3, [0.0, 1.0, 2.0]]), row, position, readout, out=room)
+    assert stats.bad.sum() == 0
+    assert stats.top1.tolist() == [[0] * 4, [0, 0, 2, 0]]
 
 
 # --- slots and embeddings --------------------------------------------------------------------------------------------
@@ -258,17 +258,18 @@ def test_half_precision_embeddings_are_rounded_once() -> None:
 def test_commit_poisoned_outside_the_wanted_positions_decides_the_same() -> None:
     run, clean = a_run()
     poisoned = a_run()[1]
-    stats = new_stats(clean.state)
+    room = new_stats(clean.state)
+    stats = room[1]
     with torch.no_grad():
         for _ in range(5):
             unwanted = ~wanted(clean.state)
-            step(run, clean, stats)
+            step(run, clean, room)
             bad = stats._replace(
                 confidence=stats.confidence.clone(), entropy=stats.entropy.clone(), top1=stats.top1.clone()
             )
-            bad.confidence[:, :-1].masked_fill_(unwanted, 2.0)
-            bad.entropy[:, :-1].masked_fill_(unwanted, -5.0)
-            bad.top1[:, :-1].masked_fill_(unwanted, 3)
+            bad.confidence.masked_fill_(unwanted, 2.0)
+            bad.entropy.masked_fill_(unwanted, -5.0)
+            bad.top1.masked_fill_(unwanted, 3)
             commit_torch(poisoned.state, bad, run.request.rules)
             assert torch.equal(clean.state.tokens, poisoned.state.tokens)
             assert torch.equal(clean.state.entropy, poisoned.state.entropy)

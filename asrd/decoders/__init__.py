@@ -1,9 +1,9 @@
 """The decoders by name. A decoder edits the canvas; the loop runs the model and reads the logits.
 
 A decoder is built from a `Request` and the embedding table and has
-  state     tensors of `asrd_kernels.DecodeState`: canvas, wanted slots, counters, done flags
+  state     tensors of `asrd_kernels.DecodeState`: canvas, roles, counters, done flags
   embed()   -> input embeddings [B, L, D] of the coming forward pass
-  commit(stats)  apply the statistics [B, W] of `state.slots`
+  commit(stats)  apply the statistics [B, G] of the wanted positions (guided masks and pending tokens)
 Add your own with `asrd.decoders.DECODERS["name"] = YourDecoder`.
 """
 
