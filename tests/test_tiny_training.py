@@ -12,12 +12,13 @@ import torch
 from asrd.tiny.batch import Batch, collate
 from asrd.tiny.decode import decode, score
 from asrd.tiny.export import export, import_weights
-from asrd.tiny.language import EOS_ID, MASK_ID, VOCABULARY
+from asrd.tiny.language import EOS_ID, ID, MASK_ID, MAX_NUMBER, VOCABULARY
 from asrd.tiny.model import Shape, TinyModel
 from asrd.tiny.noise import draw_masks, fill_in_drafts, plant_errors
 from asrd.tiny.recipe import RECIPES
 from asrd.tiny.task import BLOCK, problems
 from asrd.tiny.train import Settings, load_checkpoint, new_state, train, train_update
+from asrd.tiny.visible import visible_behaviour
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +87,27 @@ def test_masks_are_uniform_or_as_in_blockwise_decoding() -> None:
             assert bool(masked[~active].all()), "later blocks are hidden"
             seen.add(int(active.sum()))
     assert seen == {BLOCK, 2 * BLOCK, 3 * BLOCK}
+
+
+def test_half_of_the_samples_show_numbers_in_the_order_of_computation() -> None:
+    batch, rng = batch_of(64), torch.Generator().manual_seed(0)
+    is_number = (batch.response >= ID["0"]) & (batch.response <= ID[str(MAX_NUMBER)])
+    ordered = 0
+    for _ in range(10):
+        noisy = draw_masks(batch, rng)
+        for masked, number in zip(noisy.masked, is_number, strict=True):
+            hidden = masked[number]
+            ordered += bool(hidden.any()) and bool(hidden[int(hidden.int().argmax()) :].all())
+    assert 0.35 < ordered / 640 < 0.75
+
+
+def test_visible_behaviour_of_a_model_that_repeats_its_input() -> None:
+    class Parrot(TinyModel):
+        def forward(self, ids, attention_mask=None, last=None):
+            return torch.nn.functional.one_hot(ids[:, -last:], len(VOCABULARY)).float()
+
+    figures = visible_behaviour(Parrot(small_model().shape), list(itertools.islice(problems("test"), 8)))
+    assert (figures.kept, figures.kept_numbers, figures.doubted, figures.corrected) == (1.0, 1.0, 0.0, 0.0)
 
 
 def test_planted_errors_touch_visible_determined_words_only() -> None:

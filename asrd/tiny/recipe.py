@@ -56,17 +56,13 @@ def _loss(model: TinyModel, batch: Batch, noisy: Noisy, visible: float, by_ratio
     """Weighted cross-entropy against the sampled solution; `by_ratio` adds LLaDA's weight 1/t to masked tokens."""
     logits = model(batch.canvas(noisy.response), batch.attention_mask, last=batch.length)
     entropy = F.cross_entropy(logits.flatten(0, 1), batch.response.flatten(), reduction="none").view_as(batch.response)
-    masked = noisy.masked.float()
-    wording = torch.where(batch.free, FREE_WEIGHT, 1.0)
-    weight = masked * wording * noisy.active.float().clamp_min(LATER_BLOCKS_WEIGHT)
-    normaliser = weight.sum()
-    if by_ratio:
-        weight = weight / noisy.ratio
-        normaliser = weight.sum()
-    total = (weight * entropy).sum() / normaliser.clamp_min(1.0)
+    masked, hidden = noisy.masked.float(), noisy.masked & noisy.active
+    weight = masked * torch.where(batch.free, FREE_WEIGHT, 1.0) * torch.where(noisy.active, 1.0, LATER_BLOCKS_WEIGHT)
+    total = _mean(entropy, weight / noisy.ratio if by_ratio else weight)
     if visible:
-        shown = 1.0 - masked
-        total = total + visible * (shown * entropy).sum() / shown.sum().clamp_min(1.0)
-    now = noisy.masked & noisy.active
-    mean = float(entropy.detach()[now].mean()) if bool(now.any()) else 0.0
-    return total, mean, logits
+        total = total + visible * _mean(entropy, 1.0 - masked)
+    return total, float(_mean(entropy.detach(), hidden.float())), logits
+
+
+def _mean(values: Tensor, weights: Tensor) -> Tensor:
+    return (weights * values).sum() / weights.sum().clamp_min(1.0)
