@@ -21,6 +21,7 @@ setup(
         "transformers>=5.22,<6",
         "accelerate>=1.10",
         "safetensors>=0.5",
+        "matplotlib>=3.9",
         "tqdm>=4.66",
         "rich>=14",
         f"triton>=3.7; {LINUX}",

@@ -44,7 +44,7 @@ class Shape:
 
 
 SHAPES = {
-    "2M": Shape(hidden=192, ffn=512, layers=4, layers_timed=4, heads=4, vocab=512, prompt=32, length=128),
+    "2M": Shape(hidden=160, ffn=432, layers=6, layers_timed=6, heads=5, vocab=512, prompt=32, length=128),
     "8B": Shape(hidden=4096, ffn=12288, layers=32, layers_timed=1, heads=32, vocab=126464, prompt=256, length=256),
 }
 

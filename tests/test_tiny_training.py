@@ -16,8 +16,10 @@ from asrd.tiny.language import EOS_ID, ID, MASK_ID, MAX_NUMBER, VOCABULARY
 from asrd.tiny.model import Shape, TinyModel
 from asrd.tiny.noise import draw_masks, fill_in_drafts, plant_errors
 from asrd.tiny.recipe import RECIPES
+from asrd.tiny.schedule import HARD_FROM
+from asrd.tiny.state import Settings, load_checkpoint, new_state
 from asrd.tiny.task import BLOCK, problems
-from asrd.tiny.train import Settings, load_checkpoint, new_state, train, train_update
+from asrd.tiny.train import progress_of, train, train_update
 from asrd.tiny.visible import visible_behaviour
 
 
@@ -68,6 +70,17 @@ def test_a_killed_run_ends_in_the_same_state(recipe: str, tmp_path: Path) -> Non
     assert (tmp_path / "whole" / "curve.csv").exists()
     with pytest.raises(ValueError, match="seed=5"):
         load_checkpoint(Settings(recipe, seed=6, updates=8, minutes=1e9), tmp_path / "killed" / "checkpoint.pt")
+
+
+def test_a_shifted_model_can_start_from_an_unshifted_one(tmp_path: Path) -> None:
+    plain = new_state(Settings("plain", seed=0, updates=1, minutes=1)).model
+    export(plain, tmp_path, {})
+    settings = Settings("shift", seed=1, updates=10, minutes=1e9, init=str(tmp_path))
+    state = new_state(settings)
+    weights = state.model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in import_weights(tmp_path).state_dict().items())
+    assert not any(bool(tensor.any()) for name, tensor in weights.items() if name.endswith("bias"))
+    assert progress_of(state, settings) == HARD_FROM
 
 
 def test_the_minutes_end_a_run_early(tmp_path: Path) -> None:
