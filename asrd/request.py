@@ -26,6 +26,8 @@ class Request:
     attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
     positions: Tensor | None  # [B, P + G] int64, None where no row is padded
     length: int  # G
+    steps: int | None  # of the standard decoder; None: one token a step
+    remasking: str  # of the standard decoder
     cfg_scale: float
     rules: Rules
     readout: Readout
@@ -81,6 +83,8 @@ def prepare(
         attention=attention,
         positions=positions,
         length=length,
+        steps=config.steps,
+        remasking=config.remasking,
         cfg_scale=float(config.cfg_scale),
         rules=_rules(config, ids, length),
         readout=Readout(

@@ -9,7 +9,7 @@ dispatch      which implementation runs
 """
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
-from asrd_kernels.commit import commit_torch
+from asrd_kernels.commit import commit_torch, conclude, with_best
 from asrd_kernels.dispatch import resolve_impl
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, new_state, new_stats, wanted, wanted_slots
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
@@ -22,10 +22,12 @@ __all__ = [
     "VocabStats",
     "anchor_embed_torch",
     "commit_torch",
+    "conclude",
     "new_state",
     "new_stats",
     "resolve_impl",
     "vocab_stats_torch",
     "wanted",
     "wanted_slots",
+    "with_best",
 ]

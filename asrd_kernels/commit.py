@@ -24,10 +24,9 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules) -> None:
 
     # 3. Verify
     failed = state.pending & (top1 != tokens)
-    # 4. Draft; the most confident position is a draft in any case (if nothing is active, best points at no mask)
+    # 4. Draft
     confident = active & (confidence > rules.threshold)
-    best = torch.where(active, confidence, -1.0).argmax(1, keepdim=True)
-    drafted = confident.scatter(1, best, active.gather(1, best))
+    drafted = with_best(confident, active, confidence)
     # 5. Revoke what the budget can pay for
     masked = (tokens == rules.mask_id) & ~drafted
     revoked = failed & (failed.cumsum(1) <= length - step - masked.sum(1, keepdim=True))
@@ -50,23 +49,37 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules) -> None:
         _append(state, anchors, rules.capacity)
     state.counts.add_(torch.stack([drafted, revoked, anchors]).sum(2))
     pending = confident ^ anchors if rules.verify else torch.zeros_like(confident)  # anchors are among the confident
-    # 10. End of budget (what is pending becomes final) and end of text
-    pending &= step < length
-    masked |= revoked
+    pending &= step < length  # 10. at the end of the budget what is pending becomes final
+    # 9. Entropies for the next step
+    recorded = guided.clone()
+    live = conclude(state, masked | revoked, pending, rules)
+    state.entropy.copy_(torch.where(recorded & live, entropy, NO_ENTROPY))
+
+
+def with_best(chosen: Tensor, active: Tensor, confidence: Tensor) -> Tensor:
+    """`chosen` and, so that there is progress, the most confident active position (the lowest of equals), if any."""
+    best = torch.where(active, confidence, -1.0).argmax(1, keepdim=True)
+    return chosen.scatter(1, best, active.gather(1, best))  # if nothing is active, best is not, and not chosen
+
+
+def conclude(state: DecodeState, masked: Tensor, pending: Tensor, rules: Rules) -> Tensor:
+    """The last part of every decoder's commit: end of text, done rows, next active block and guided masks.
+
+    masked and pending [B, G] bool say what is open on the canvas now. Returns [B, 1] bool: the rows that go on.
+    """
+    tokens = state.generated
     still_open = masked | pending
-    done = ~still_open.any(1, keepdim=True)
+    live = still_open.any(1, keepdim=True)
     if rules.early_stop and rules.eos_ids:
         ends = _is_any(tokens, rules.eos_ids) & (still_open.cumsum(1) == 0)
         past_end = ends.cumsum(1)
         tokens.copy_(torch.where(past_end > ends, rules.pad_id, tokens))
-        done |= past_end[:, -1:] > 0
-        masked &= ~done
-    # 9. Entropies for the next step
-    live = ~done
-    state.entropy.copy_(torch.where(guided & live, entropy, NO_ENTROPY))
+        live &= past_end[:, -1:] == 0
+        masked = masked & live
     torch.logical_and(pending, live, out=state.pending)
-    state.done.copy_(done.squeeze(1))
+    torch.logical_not(live.squeeze(1), out=state.done)
     _aim(state, masked, rules)
+    return live
 
 
 def _is_any(tokens: Tensor, ids: tuple[int, ...]) -> Tensor:

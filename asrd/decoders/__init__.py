@@ -14,6 +14,8 @@ from typing import Protocol
 from torch import Tensor
 
 from asrd.decoders.asrd import AsrdDecoder
+from asrd.decoders.control import RandomRevocationDecoder
+from asrd.decoders.plain import PlainDecoder, StandardDecoder, ThresholdDecoder
 from asrd.request import Request
 from asrd_kernels import DecodeState, VocabStats
 
@@ -28,6 +30,19 @@ class Decoder(Protocol):
     def commit(self, stats: VocabStats) -> None: ...
 
 
-DECODERS: dict[str, type[Decoder]] = {"asrd": AsrdDecoder}
+DECODERS: dict[str, type[Decoder]] = {
+    "asrd": AsrdDecoder,
+    "standard": StandardDecoder,
+    "threshold": ThresholdDecoder,
+    "random-revocation": RandomRevocationDecoder,
+}
 
-__all__ = ["DECODERS", "AsrdDecoder", "Decoder"]
+__all__ = [
+    "DECODERS",
+    "AsrdDecoder",
+    "Decoder",
+    "PlainDecoder",
+    "RandomRevocationDecoder",
+    "StandardDecoder",
+    "ThresholdDecoder",
+]
