@@ -55,6 +55,7 @@ class DecodeState:
     tokens: Tensor  # [B, L] int64, the canvas
     pending: Tensor  # [B, G] bool, committed and awaiting its one check
     guided: Tensor  # [B, G] bool, the masks that get guidance and history in the coming step (G_s)
+    trusted: Tensor  # [B, G] bool, ever promoted to an anchor
     last: Tensor  # [B, G] int64, latest top-1 in the history, -1: none
     run: Tensor  # [B, G] int64, for how many steps it has been that
     entropy: Tensor  # [B, G] float, raw entropy of the step before, NO_ENTROPY: none
@@ -112,6 +113,7 @@ def new_state(prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = to
         tokens=torch.cat([prompt, full((batch, length), rules.mask_id, torch.int64)], dim=1),
         pending=full((batch, length), False, torch.bool),
         guided=guided.repeat(batch, 1),
+        trusted=full((batch, length), False, torch.bool),
         last=full((batch, length), -1, torch.int64),
         run=full((batch, length), 0, torch.int64),
         entropy=full((batch, length), NO_ENTROPY, dtype),

@@ -4,6 +4,8 @@ A decoder is built from a `Request` and the embedding table and has
   state     tensors of `asrd_kernels.DecodeState`: canvas, roles, counters, done flags
   embed()   -> input embeddings [B, L, D] of the coming forward pass
   commit(stats)  apply the statistics [B, G] of the wanted positions (guided masks and pending tokens)
+and may have
+  reads     names of the `AsrdConfig` settings that change what it does; a comparison sweeps no others for it
 Add your own with `asrd.decoders.DECODERS["name"] = YourDecoder`.
 """
 

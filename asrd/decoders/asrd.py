@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asrd.config import FIELDS
 from asrd.request import Request
 from asrd_kernels import VocabStats, anchor_embed_torch, commit_torch, new_state
 
 
 class AsrdDecoder:
     """Anchor-supervised revocable decoding; all of it is in `asrd_kernels`."""
+
+    reads = frozenset(FIELDS) - {"steps", "remasking"}
 
     def __init__(self, request: Request, table: Tensor) -> None:
         self.rules, self.row_ids, self.table = request.rules, request.readout.row_ids, table

@@ -8,13 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asrd.config import FIELDS
 from asrd.request import Request
 from asrd_kernels import VocabStats, conclude, new_state, with_best
 from asrd_kernels.philox import random_bits
 
+ASRD_ONLY = {
+    "threshold", "window", "capacity", "alpha", "beta", "scope", "revoked_history", "anchor_eos", "verify", "magnitude",
+    "probe",
+}  # fmt: skip
+SHARED = frozenset(FIELDS) - ASRD_ONLY - {"steps", "remasking"}
+
 
 class PlainDecoder(ABC):
     """Commits what `choose` picks among the masks of the active block; nothing is guided, probed or revoked."""
+
+    reads = SHARED
 
     def __init__(self, request: Request, table: Tensor) -> None:
         self.request, self.rules, self.table = request, request.rules, table
@@ -44,6 +53,8 @@ class PlainDecoder(ABC):
 class ThresholdDecoder(PlainDecoder):
     """Fast-dLLM's rule: every mask with confidence of at least the threshold, and in any case the most confident."""
 
+    reads = SHARED | {"threshold"}
+
     def choose(self, masks: Tensor, stats: VocabStats) -> Tensor:
         """All that are confident enough."""
         return with_best(masks & (stats.confidence >= self.rules.threshold), masks, stats.confidence)
@@ -56,6 +67,8 @@ class StandardDecoder(PlainDecoder):
     `steps` forward passes are shared out evenly over the blocks and, in each block, its positions evenly over them,
     the first steps taking one more where that does not come out even. Without `steps`: one token a step.
     """
+
+    reads = SHARED | {"steps", "remasking"}
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)

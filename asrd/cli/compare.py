@@ -1,0 +1,97 @@
+"""`asrd compare`: decoders side by side on the packaged problems."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from asrd.cli.settings import add_model, load_model, parse_setting, parse_value
+from asrd.compare import measure, plan_runs, summarise
+from asrd.compare.picture import draw
+from asrd.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save
+from asrd.config import FIELDS
+from asrd.decoders import DECODERS
+from asrd.tiny.task import LEVELS, problems
+
+THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    command = commands.add_parser(
+        "compare",
+        help="decoders side by side: accuracy, forward passes, speed, revocations",
+        description="Decode N held-out problems with each decoder and setting. What is done is kept in the output"
+        " folder, so the same command resumes where it was stopped.",
+        epilog=f"example: asrd compare --n 200 --decoders standard,threshold,asrd --sweep {THRESHOLDS}",
+    )
+    command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
+    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--decoders", default="standard,threshold,asrd", help=f"of {','.join(DECODERS)}")
+    command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
+    command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="a run for each value")
+    command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
+    command.add_argument("--batch-size", type=int, default=32)
+    command.add_argument("--out", type=Path, default=Path("asrd-compare"), help="folder (default: asrd-compare)")
+    add_model(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Plan, measure, show, save."""
+    for name in ("n", "seeds", "batch_size"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
+    common = dict(parse_setting(item) for item in arguments.set)
+    sweeps = dict(parse_sweep(item) for item in arguments.sweep)
+    runs = plan_runs(arguments.decoders.split(","), common, sweeps, range(arguments.seeds))
+    chosen = list(itertools.islice(problems("test", arguments.level), arguments.n))
+    model, _ = load_model(arguments)
+    context = {"model": arguments.model, "level": arguments.level, "dtype": arguments.dtype}
+    try:
+        records = measure(model, runs, chosen, arguments.out / "records", context, arguments.batch_size)
+    except KeyboardInterrupt:
+        print(f"\nstopped; the same command goes on from {arguments.out / 'records'}", file=sys.stderr)
+        raise
+    summaries = summarise(runs, records)
+    about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
+    save(summaries, arguments.out, about | {"n": arguments.n, "batch_size": arguments.batch_size})
+    draw(summaries, arguments.out / "results.png", f"{arguments.model}, {arguments.level}, {arguments.n} problems")
+    show(summaries)
+    print(f"\nresults.csv, results.json, results.md and results.png are in {arguments.out}")
+
+
+def parse_sweep(item: str) -> tuple[str, list[Any]]:
+    """KEY=A,B,C."""
+    key, equals, text = item.partition("=")
+    key = key.strip().replace("-", "_")
+    if not equals or key not in FIELDS or not text:
+        raise ValueError(f"--sweep {item}: expected KEY=A,B,C with KEY one of {', '.join(sorted(FIELDS))}")
+    return key, [parse_value(value) for value in text.split(",")]
+
+
+def show(summaries: list[Summary]) -> None:
+    """The tables on the screen."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    table = Table("decoder", *(heading for heading, _, _ in COLUMNS))
+    for summary in summaries:
+        table.add_row(*cells(summary))
+    console.print(table)
+    if equal := at_equal_forwards(summaries):
+        table = Table("at equal forward passes", "forwards", "accuracy", "threshold", "difference")
+        for entry in equal:
+            shown = (
+                f"{entry['accuracy']:.1%}",
+                f"{entry['threshold']:.1%}",
+                f"{100 * entry['difference']:+.1f} points",
+            )
+            table.add_row(entry["label"], f"{entry['forwards']:.1f}", *shown)
+        console.print(table)

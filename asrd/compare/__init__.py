@@ -1,0 +1,15 @@
+"""Decoders side by side on the packaged task, where every token's truth is known.
+
+judge     one decode against the truth: answer, errors, revocations, anchors
+plan      which decoders with which settings: the runs of a comparison
+measure   runs over problems, batch by batch, resuming where it stopped
+report    tables, CSV, JSON
+picture   accuracy against forward passes
+"""
+
+from asrd.compare.judge import Judge, Verdict
+from asrd.compare.measure import measure
+from asrd.compare.plan import RunSpec, plan_runs
+from asrd.compare.report import Summary, summarise
+
+__all__ = ["Judge", "RunSpec", "Summary", "Verdict", "measure", "plan_runs", "summarise"]

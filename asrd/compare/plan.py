@@ -1,0 +1,56 @@
+"""The runs of a comparison: decoders times swept settings times seeds, each once."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asrd.config import FIELDS, AsrdConfig
+from asrd.decoders import DECODERS
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One decoder with its settings; `swept` are those of them that tell it from its neighbours."""
+
+    decoder: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    swept: tuple[str, ...] = ()
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """For tables: the decoder and what was swept."""
+        return " ".join([self.decoder, *(f"{name}={self.settings[name]}" for name in self.swept)])
+
+    def key(self, **context: Any) -> str:
+        """A name for files: the same for the same run in the same context (model, level)."""
+        content = {"decoder": self.decoder, "settings": dict(self.settings), "seed": self.seed, **context}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+        return f"{self.decoder}-{digest}"
+
+
+def plan_runs(
+    decoders: Sequence[str],
+    common: Mapping[str, Any],
+    sweeps: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int] = (0,),
+) -> list[RunSpec]:
+    """All runs, checked. A setting that a decoder does not read (`reads`) is not swept for it."""
+    runs: dict[str, RunSpec] = {}
+    for decoder in decoders:
+        if decoder not in DECODERS:
+            raise ValueError(f"decoder={decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
+        reads = getattr(DECODERS[decoder], "reads", frozenset(FIELDS))
+        swept = [name for name in sweeps if name in reads]
+        for values in itertools.product(*(sweeps[name] for name in swept)):
+            settings = {n: v for n, v in common.items() if n in reads} | dict(zip(swept, values, strict=True))
+            AsrdConfig(**settings)  # raises if a value does not fit
+            for seed in seeds:
+                run = RunSpec(decoder, settings, tuple(swept), seed)
+                runs.setdefault(run.key(), run)
+    return list(runs.values())

@@ -1,0 +1,165 @@
+"""Records of runs as figures: intervals, rates, speed, and each decoder's accuracy at equal forward passes."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from asrd.compare.measure import Record
+from asrd.compare.plan import RunSpec
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One setting over all problems and seeds. None: nothing to divide by, or nothing to compare with."""
+
+    label: str
+    decoder: str
+    settings: dict[str, Any]
+    n: int
+    accuracy: float
+    low: float  # 95 % interval (Wilson)
+    high: float
+    forwards: float  # mean forward passes a problem
+    tokens_per_forward: float
+    seconds: float  # a problem
+    speed: float | None  # seconds of `standard` / seconds
+    revoked: float  # a problem
+    precision: float | None  # of revocation: share of the revoked that were wrong
+    recall: float | None  # share of the wrong that were checked and then revoked
+    anchors: float  # a problem
+    contamination: float | None  # share of the anchors that are wrong in the result
+    error_rate: float  # share of the tokens that are wrong in the result
+    long_span: float | None  # R, share of the errors in runs of at least 15
+
+
+def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]]) -> list[Summary]:
+    """One summary a setting, its seeds together, in the order of the runs."""
+    groups: dict[str, tuple[RunSpec, list[Record]]] = {}
+    for run, found in zip(runs, records, strict=True):
+        groups.setdefault(RunSpec(run.decoder, run.settings).key(), (run, []))[1].extend(found)
+    standard = [r["seconds"] for run, found in groups.values() if run.decoder == "standard" for r in found]
+    reference = sum(standard) / len(standard) if standard else None
+    return [_summary(run, found, reference) for run, found in groups.values()]
+
+
+def _summary(run: RunSpec, records: Sequence[Record], reference: float | None) -> Summary:
+    n = len(records)
+    total = {name: sum(r[name] for r in records) for name in records[0] if name != "problem"}
+    accuracy = total["right"] / n
+    low, high = wilson(total["right"], n)
+    seconds = total["seconds"] / n
+    return Summary(
+        label=run.label,
+        decoder=run.decoder,
+        settings=dict(run.settings),
+        n=n,
+        accuracy=accuracy,
+        low=low,
+        high=high,
+        forwards=total["steps"] / n,
+        tokens_per_forward=total["length"] / total["steps"],
+        seconds=seconds,
+        speed=None if reference is None else reference / seconds,
+        revoked=total["revoked"] / n,
+        precision=_share(total["revoked_wrong"], total["revoked"]),
+        recall=_share(total["revoked_wrong"], total["checked_wrong"]),
+        anchors=total["anchors"] / n,
+        contamination=_share(total["anchors_wrong"], total["anchors"]),
+        error_rate=total["errors"] / total["length"],
+        long_span=_share(total["long_errors"], total["errors"]),
+    )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % interval of a proportion."""
+    share = successes / n
+    centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+
+
+def at_equal_forwards(summaries: Sequence[Summary], against: str = "threshold") -> list[dict[str, Any]]:
+    """For each setting of another decoder: the accuracy of `against` at as many forward passes, between its points.
+
+    Outside the range that the points of `against` span there is nothing to say, and the setting is left out.
+    """
+    curve = sorted((s.forwards, s.accuracy) for s in summaries if s.decoder == against)
+    found = []
+    for summary in summaries:
+        if summary.decoder in (against, "standard") or len(curve) < 2:
+            continue
+        other = interpolate(curve, summary.forwards)
+        if other is not None:
+            gain = summary.accuracy - other
+            found.append({"label": summary.label, "forwards": summary.forwards, "accuracy": summary.accuracy,
+                          against: other, "difference": gain})  # fmt: skip
+    return found
+
+
+def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
+    """The piecewise linear curve through the points (sorted by x), None outside of them."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return None
+
+
+COLUMNS = (  # heading, field, how it is shown
+    ("accuracy", "accuracy", "{:.1%}"),
+    ("95 %", None, ""),
+    ("forwards", "forwards", "{:.1f}"),
+    ("tok/fwd", "tokens_per_forward", "{:.2f}"),
+    ("ms", "seconds", "{:.0f}"),
+    ("speed", "speed", "{:.1f}x"),
+    ("revoked", "revoked", "{:.1f}"),
+    ("prec.", "precision", "{:.0%}"),
+    ("recall", "recall", "{:.0%}"),
+    ("anchors", "anchors", "{:.1f}"),
+    ("contam.", "contamination", "{:.1%}"),
+    ("errors", "error_rate", "{:.1%}"),
+    ("R", "long_span", "{:.0%}"),
+)
+
+
+def cells(summary: Summary) -> list[str]:
+    """A summary as the cells of a table row, in the order of COLUMNS, the label first."""
+    shown = [summary.label]
+    for _, name, form in COLUMNS:
+        if name is None:
+            shown.append(f"{summary.low:.1%} - {summary.high:.1%}")
+            continue
+        value = getattr(summary, name)
+        scaled = value * 1e3 if name == "seconds" and value is not None else value
+        shown.append("" if value is None else form.format(scaled))
+    return shown
+
+
+def markdown(summaries: Sequence[Summary]) -> str:
+    """The table as Markdown."""
+    head = ["decoder", *(heading for heading, _, _ in COLUMNS)]
+    rows = [head, ["---"] * len(head), *(cells(s) for s in summaries)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any]) -> None:
+    """results.json (with how it was made), results.csv and results.md."""
+    equal = at_equal_forwards(summaries)
+    content = {"about": about, "results": [asdict(s) for s in summaries], "at_equal_forwards": equal}
+    (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    lines = [f"    {about['command']}", "", markdown(summaries), ""]
+    (folder / "results.md").write_text("\n".join(lines), encoding="utf-8")
+    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = [asdict(s) | {"settings": json.dumps(s.settings)} for s in summaries]
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
