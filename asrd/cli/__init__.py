@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from asrd.cli import compare, generate
+from asrd.cli import compare, demo, generate
 
 
 def parser() -> argparse.ArgumentParser:
@@ -17,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="asrd COMMAND --help shows a command's options.",
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (generate, compare):
+    for module in (demo, generate, compare):
         module.add(commands)
     return top
 

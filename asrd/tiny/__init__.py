@@ -1,11 +1,9 @@
 """The trained models of the package, their task and how they were trained.
 
-language    words and sentences             task       problems, split, graders
-tokenizer   a real word-level tokenizer     model      the transformer
-batch       problems as tensors             noise      masks, planted errors, own drafts
-recipe      plain, edit, shift: the loss    schedule   what changes in the course of training
-decode      two plain decoders, to judge    curve      the learning curve on disk
-export      the folder `asrd.load` reads    train      the command that made the models
-visible     are logits at visible positions worth anything      evaluate   scores exported models
-numbers     how number embeddings start
+The task        language: words and sentences; task: problems, split, graders; tokenizer: a real word-level one
+The models      model: the transformer; export: the folder that `asrd.load` reads; weights/: the trained ones
+Their training  batch: problems as tensors; noise: masks, planted errors, own drafts; recipe: plain, edit, shift;
+                numbers: how embeddings start; schedule: what changes on the way; state: checkpoints; train: the command
+Their strength  decode: two plain decoders; visible: logits at visible positions; evaluate: the command;
+                curve: learning curves; provenance: where weights come from
 """

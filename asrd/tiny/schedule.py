@@ -11,10 +11,11 @@ import random
 
 PEAK_RATE, LAST_RATE, WARM_UP = 1.5e-3, 0.02, 0.01
 RATIO_WEIGHT_FROM = 0.6  # before: every masked token counts 1; after: 1/t, LLaDA's bound
+HARD_FROM = 0.45  # from here on nearly all problems are hard ones
 BATCH = {"easy": 48, "medium": 24, "hard": 16}  # about as many tokens each
 MIX = (  # up to this progress, the share of easy, medium and hard batches
     (0.25, {"easy": 0.8, "medium": 0.2, "hard": 0.0}),
-    (0.45, {"easy": 0.2, "medium": 0.45, "hard": 0.35}),
+    (HARD_FROM, {"easy": 0.2, "medium": 0.45, "hard": 0.35}),
     (1.01, {"easy": 0.03, "medium": 0.07, "hard": 0.9}),
 )
 

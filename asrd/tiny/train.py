@@ -1,6 +1,6 @@
 """Trains one of the shipped models: `python -m asrd.tiny.train --recipe edit`.
 
-The loop, its state and its checkpoints. All randomness is a function of the seed and the update's number, so a
+The loop and the command. All randomness is a function of the seed and the update's number, so a
 killed run continues as if nothing had happened. One thread: two runs side by side are faster than one with two.
 """
 
@@ -9,14 +9,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
-import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -26,79 +22,13 @@ from asrd.tiny.curve import Point, save_curve
 from asrd.tiny.decode import score
 from asrd.tiny.evaluate import held_out
 from asrd.tiny.export import export, import_weights
-from asrd.tiny.language import VOCABULARY
-from asrd.tiny.model import Shape, TinyModel
-from asrd.tiny.numbers import place_numbers_on_circles
+from asrd.tiny.provenance import git_commit, provenance
 from asrd.tiny.recipe import RECIPES, losses
-from asrd.tiny.schedule import BATCH, level_at, rate_at, weigh_by_ratio
-from asrd.tiny.task import LEVELS, problems
+from asrd.tiny.schedule import BATCH, HARD_FROM, level_at, rate_at, weigh_by_ratio
+from asrd.tiny.state import Settings, State, load_checkpoint, new_state, save_checkpoint
+from asrd.tiny.task import problems
 
 CHECKPOINT_SECONDS = 60.0
-NUMBERS = ("update", "seconds", "sequences", "next_seed", "loss_sum", "loss_count")  # of a state, as stored
-
-
-@dataclass(frozen=True)
-class Settings:
-    recipe: str
-    seed: int
-    updates: int
-    minutes: float
-    every: int = 500  # updates between two points of the learning curve
-    held_out: int = 32  # problems of a point
-    final: int = 200  # problems of the score in training.json
-
-
-@dataclass
-class State:
-    model: TinyModel
-    optimiser: torch.optim.AdamW
-    update: int = 0
-    seconds: float = 0.0
-    sequences: int = 0
-    next_seed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
-    curve: list[Point] = field(default_factory=list)
-    loss_sum: float = 0.0
-    loss_count: int = 0
-
-
-def new_state(settings: Settings) -> State:
-    torch.manual_seed(settings.seed)
-    shift = RECIPES[settings.recipe].shift
-    model = TinyModel(Shape(len(VOCABULARY), qkv_bias=shift, shift=shift))
-    place_numbers_on_circles(model, settings.seed)
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    rest = [weight for weight in model.parameters() if weight.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-    return State(model, torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.98), fused=True))
-
-
-def save_checkpoint(state: State, settings: Settings, path: Path) -> None:
-    """Everything a run needs to go on, in one file that appears whole or not at all."""
-    content = {
-        "settings": asdict(settings),
-        "model": state.model.state_dict(),
-        "optimiser": state.optimiser.state_dict(),
-        "curve": [asdict(point) for point in state.curve],
-        "numbers": {name: getattr(state, name) for name in NUMBERS},
-    }
-    partial = path.with_suffix(".partial")
-    torch.save(content, partial)
-    os.replace(partial, path)
-
-
-def load_checkpoint(settings: Settings, path: Path) -> State:
-    content = torch.load(path, weights_only=True)
-    for name in ("recipe", "seed", "updates"):
-        if content["settings"][name] != getattr(settings, name):
-            made, wanted = content["settings"][name], getattr(settings, name)
-            raise ValueError(f"{path} was made with {name}={made!r}, not {wanted!r}")
-    state = new_state(settings)
-    state.model.load_state_dict(content["model"])
-    state.optimiser.load_state_dict(content["optimiser"])
-    state.curve = [Point(**point) for point in content["curve"]]
-    for name, value in content["numbers"].items():
-        setattr(state, name, value)
-    return state
 
 
 def next_batch(state: State, settings: Settings, progress: float) -> Batch:
@@ -111,8 +41,12 @@ def next_batch(state: State, settings: Settings, progress: float) -> Batch:
 
 
 def progress_of(state: State, settings: Settings) -> float:
-    """The share of the updates that is done, or of the time if that runs out first."""
-    return min(1.0, max(state.update / settings.updates, state.seconds / (60 * settings.minutes)))
+    """The share of the updates that is done, or of the time if that runs out first.
+
+    A run that starts from another model's weights knows the sums and begins where hard problems do.
+    """
+    done = min(1.0, max(state.update / settings.updates, state.seconds / (60 * settings.minutes)))
+    return done if settings.init is None else HARD_FROM + (1.0 - HARD_FROM) * done
 
 
 def train_update(state: State, settings: Settings, progress: float) -> None:
@@ -162,31 +96,6 @@ def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | No
     return state
 
 
-def provenance(state: State, settings: Settings, commit: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "command": " ".join(["python -m asrd.tiny.train", *sys.argv[1:]]),
-        **asdict(settings),
-        **commit,
-        "updates_done": state.update,
-        "wall_clock_minutes": round(state.seconds / 60, 1),
-        "sequences": state.sequences,
-        "parameters": sum(weight.numel() for weight in state.model.parameters()),
-        "held_out_hard": final,
-        "torch": torch.__version__,
-    }
-
-
-def git_commit() -> dict[str, Any]:
-    """The commit this code stands on, and whether the training code differs from it."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-        return done.stdout.strip()
-
-    changed = git("status", "--porcelain", "--", ".", ":!weights")
-    return {"commit": git("rev-parse", "HEAD") or None, "dirty": bool(changed)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asrd.tiny.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=list(RECIPES), required=True)
@@ -194,10 +103,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=90.0, help="at most so long; the schedule is shortened to fit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="for checkpoint, curve and model (default runs/RECIPE)")
+    parser.add_argument("--init", default=None, help="an exported model's folder to start from")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Settings(given.recipe, given.seed, given.updates, given.minutes)
+    settings = Settings(given.recipe, given.seed, given.updates, given.minutes, init=given.init)
     out = given.out or Path("runs") / given.recipe
     commit = git_commit()
     state = train(settings, out, given.resume)

@@ -1,0 +1,142 @@
+"""`asrd demo`: watch the packaged model solve problems, ASRD beside the standard decoder, then a small table."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from asrd.cli.settings import add_model, load_model
+from asrd.compare.measure import decode_batch
+from asrd.compare.plan import RunSpec
+from asrd.compare.report import Summary, summarise
+from asrd.display import Frame, Frames, coloured, legend, plain
+from asrd.events import EventObserver
+from asrd.generate import fast_generate
+from asrd.tiny.batch import collate
+from asrd.tiny.language import EOS_ID, MASK_ID, PAD_ID
+from asrd.tiny.task import LEVELS, Problem, grade, problems
+
+FRAME_SECONDS = 0.09
+RUNS = (
+    RunSpec("standard"),
+    RunSpec("threshold", {"threshold": 0.7}, ("threshold",)),
+    RunSpec("asrd", {"threshold": 0.7}, ("threshold",)),
+)
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    command = commands.add_parser(
+        "demo",
+        help="watch the packaged model decode, then compare decoders",
+        description="Decode a few word problems live, ASRD beside the standard decoder, then compare three decoders.",
+    )
+    command.add_argument("--watch", type=int, default=3, help="problems to show live (default: 3)")
+    command.add_argument("--n", type=int, default=16, help="problems in the table (default: 16)")
+    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--seed", type=int, default=0, help="which problems (default: 0)")
+    add_model(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Watch, then compare."""
+    if arguments.watch < 0 or arguments.n < 1:
+        raise ValueError(f"--watch {arguments.watch} --n {arguments.n}: expected at least 0 and at least 1")
+    console = Console()
+    model, tokenizer = load_model(arguments)
+    count = max(arguments.watch, arguments.n)
+    chosen = list(itertools.islice(problems("test", arguments.level, 100_000 * arguments.seed), count))
+    for problem in chosen[: arguments.watch]:
+        films = {run.decoder: film(model, tokenizer, problem, run) for run in (RUNS[2], RUNS[0])}
+        (play if console.is_terminal else narrate)(console, problem, films)
+    records = []
+    for spec in RUNS:
+        with console.status(f"{arguments.n} problems with {spec.label} ..."):
+            records.append(decode_batch(model, spec, chosen[: arguments.n]))
+    show(console, summarise(RUNS, records))
+
+
+def film(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[Frame]:
+    """The frames of one decode."""
+    batch = collate([problem])
+    frames = Frames(tokenizer, hidden=(EOS_ID, PAD_ID))
+    fast_generate(
+        model,
+        batch.prompt,
+        decoder=spec.decoder,
+        max_new_tokens=batch.length,
+        observers=[EventObserver(MASK_ID, (EOS_ID,), frames.handle)],
+        **spec.settings,
+    )
+    return frames.frames
+
+
+def play(console: Console, problem: Problem, films: dict[str, list[Frame]]) -> None:
+    """Both decoders on one clock, one frame a forward pass; when the faster is done the other is wound on."""
+    console.print(Panel(problem.question, title="problem", border_style="blue"))
+    shortest, longest = (extreme(len(frames) for frames in films.values()) for extreme in (min, max))
+    ticks = [*range(shortest), *range(shortest, longest, 4), longest - 1]
+    with Live(console=console, auto_refresh=False) as live:
+        for tick in ticks:
+            panels = [panel(name, frames, tick, problem, console.width // 2 - 1) for name, frames in films.items()]
+            live.update(Group(Columns(panels), legend()), refresh=True)
+            time.sleep(FRAME_SECONDS)
+    console.print()
+
+
+def panel(name: str, frames: list[Frame], tick: int, problem: Problem, width: int) -> Panel:
+    """One decoder's canvas at a tick of the clock."""
+    frame = frames[min(tick, len(frames) - 1)]
+    title = f"{name}: {frame.step} forward passes"
+    footer, style = f"anchors {frame.anchors}, taken back {frame.revoked}", "white"
+    if tick >= len(frames) - 1:
+        right = grade(problem, " ".join(frame.words))
+        footer, style = (
+            ("answer right" if right else f"answer wrong, it is {problem.answer}"),
+            ("green" if right else "red"),
+        )
+    return Panel(coloured(frame), title=title, subtitle=footer, border_style=style, width=width)
+
+
+def narrate(console: Console, problem: Problem, films: dict[str, list[Frame]]) -> None:
+    """The same without a terminal: the steps that took something back, and the end."""
+    print(f"problem: {problem.question}")
+    print("         ((drafted, to be checked), [anchor], ~taken back~)")
+    for name, frames in films.items():
+        for before, frame in itertools.pairwise(frames):
+            if frame.revoked > before.revoked:
+                print(f"{name}, forward pass {frame.step}: {plain(frame)}")
+        last = frames[-1]
+        verdict = "right" if grade(problem, " ".join(last.words)) else f"wrong, it is {problem.answer}"
+        print(f"{name}, {last.step} forward passes, answer {verdict}: {plain(last)}")
+    print(flush=True)
+
+
+def show(console: Console, summaries: list[Summary]) -> None:
+    """The table."""
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, width=100)
+    table = Table("decoder", "answers right", "forward passes", "seconds", "speed", title=Text("side by side"))
+    standard = summaries[0]
+    for s in summaries:
+        fewer = (
+            f"{s.forwards:.1f} ({standard.forwards / s.forwards:.1f}x fewer)"
+            if s is not standard
+            else f"{s.forwards:.1f}"
+        )
+        table.add_row(
+            s.label, f"{round(s.accuracy * s.n)} of {s.n}", fewer, f"{s.seconds * s.n:.1f}", f"{s.speed:.1f}x"
+        )
+    console.print(table)
+    console.print("More: asrd compare --help")
