@@ -15,8 +15,8 @@ from asrd.tiny.curve import Point
 from asrd.tiny.export import import_weights
 from asrd.tiny.language import VOCABULARY
 from asrd.tiny.model import Shape, TinyModel
-from asrd.tiny.numbers import place_numbers_on_circles
 from asrd.tiny.recipe import RECIPES
+from asrd.tiny.start import prepare
 from asrd.tiny.task import LEVELS
 
 NUMBERS = ("update", "seconds", "sequences", "next_seed", "loss_sum", "loss_count")  # of a state, as stored
@@ -51,7 +51,7 @@ def new_state(settings: Settings) -> State:
     torch.manual_seed(settings.seed)
     shift = RECIPES[settings.recipe].shift
     model = TinyModel(Shape(len(VOCABULARY), qkv_bias=shift, shift=shift))
-    place_numbers_on_circles(model, settings.seed)
+    prepare(model, settings.seed)
     if settings.init is not None:
         take_over_weights(model, Path(settings.init))
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
