@@ -25,8 +25,8 @@ def prepare(model: TinyModel, seed: int) -> None:
     with torch.no_grad():
         _place_numbers_on_circles(transformer.wte.weight, seed)
         transformer.ff_out.weight.copy_(transformer.wte.weight)
-        for block in transformer.blocks:
-            for matrix in (block.v_proj.weight, block.attn_out.weight):
+        for name, matrix in model.named_parameters():
+            if name.endswith(("v_proj.weight", "attn_out.weight")):
                 matrix += COPY * torch.eye(len(matrix))
 
 
