@@ -27,7 +27,7 @@ def prepare(model: TinyModel, seed: int) -> None:
         transformer.ff_out.weight.copy_(transformer.wte.weight)
         for name, matrix in model.named_parameters():
             if name.endswith(("v_proj.weight", "attn_out.weight")):
-                matrix += COPY * torch.eye(len(matrix))
+                matrix.add_(torch.eye(len(matrix)), alpha=COPY)
 
 
 def _place_numbers_on_circles(embedding: Tensor, seed: int) -> None:
