@@ -41,7 +41,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--shapes", nargs="+", choices=SHAPES, default=["2M"])
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options.add_argument("--rounds", type=int, default=None, help="steps to time (default: 400 for 2M, 5 for 8B)")
+    options.add_argument("--rounds", type=int, default=400, help="steps of 2M to time (default: 400; of 8B always 5)")
     options.add_argument("--out", type=Path, default=None)
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -50,7 +50,7 @@ def main() -> None:
     print("| shape | " + " | ".join(PARTS) + " | embed + commit | all but forward and head |")
     print("|---" * (len(PARTS) + 3) + "|")
     for name in arguments.shapes:
-        medians = measure(SHAPES[name], arguments.rounds or (400 if name == "2M" else 5))
+        medians = measure(SHAPES[name], arguments.rounds if name == "2M" else 5)
         edit = (medians["embed"] + medians["commit"]) / medians["forward"]
         rest = edit + medians["statistics"] / medians["forward"]
         low, high = BOUNDS[name]
