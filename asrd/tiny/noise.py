@@ -54,20 +54,28 @@ def draw_masks(batch: Batch, rng: Generator) -> Noisy:
 
 def _computed(tokens: Tensor) -> Tensor:
     """Where numbers and outcomes of conditions stand: what has to be worked out."""
-    return ((tokens >= ZERO) & (tokens <= ZERO + MAX_NUMBER)) | (tokens == CLEARLY) | (tokens == NOT)
+    return ((tokens >= ZERO) & (tokens <= ZERO + MAX_NUMBER)) | is_outcome(tokens)
+
+
+def is_outcome(tokens: Tensor) -> Tensor:
+    """Where it is said whether a condition holds."""
+    return (tokens == CLEARLY) | (tokens == NOT)
 
 
 def _in_order(batch: Batch, masked: Tensor, candidate: Tensor, rng: Generator) -> Tensor:
-    """In half of the samples numbers are visible up to some equation's result and masked from there on.
+    """In half of the samples what has to be worked out is visible up to some point and masked from there on.
+
+    The point is an equation's result or the outcome of a condition.
 
     That is how decoding meets them. Under independent masks a result mostly stands a second time somewhere, and
-    is copied: sums would be learned from a small part of the samples.
+    an outcome shows in the numbers after it: both are copied, and sums and comparisons learned from a few samples.
     """
     b, g = masked.shape
-    is_result = torch.cat((torch.zeros(b, 1, dtype=torch.bool), batch.response[:, :-1] == ID["="]), dim=1) & candidate
-    score = torch.rand(b, g, generator=rng).masked_fill(~is_result, 2.0)
+    is_result = torch.cat((torch.zeros(b, 1, dtype=torch.bool), batch.response[:, :-1] == ID["="]), dim=1)
+    start = (is_result | is_outcome(batch.response)) & candidate
+    score = torch.rand(b, g, generator=rng).masked_fill(~start, 2.0)
     from_here_on = torch.arange(g)[None, :] >= score.argmin(dim=1, keepdim=True)
-    ordered = (torch.rand(b, 1, generator=rng) < P_ORDERED) & is_result.any(dim=1, keepdim=True)
+    ordered = (torch.rand(b, 1, generator=rng) < P_ORDERED) & start.any(dim=1, keepdim=True)
     return torch.where(ordered, from_here_on, masked)
 
 

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from asrd.tiny.batch import Batch
 from asrd.tiny.model import TinyModel
-from asrd.tiny.noise import LATER_BLOCKS_WEIGHT, Noisy, draw_masks, fill_in_drafts, plant_errors
+from asrd.tiny.noise import LATER_BLOCKS_WEIGHT, Noisy, draw_masks, fill_in_drafts, is_outcome, plant_errors
 
 VISIBLE_WEIGHT = 0.5
+OUTCOME_WEIGHT = 3.0  # whether a condition holds: one token in fifty, and the hardest to learn
 FREE_WEIGHT = 0.25  # free wording cannot be foreseen: full weight would only add noise, the optimum is the same
 
 
@@ -57,7 +58,8 @@ def _loss(model: TinyModel, batch: Batch, noisy: Noisy, visible: float, by_ratio
     logits = model(batch.canvas(noisy.response), batch.attention_mask, last=batch.length)
     entropy = F.cross_entropy(logits.flatten(0, 1), batch.response.flatten(), reduction="none").view_as(batch.response)
     masked, hidden = noisy.masked.float(), noisy.masked & noisy.active
-    weight = masked * torch.where(batch.free, FREE_WEIGHT, 1.0) * torch.where(noisy.active, 1.0, LATER_BLOCKS_WEIGHT)
+    word = torch.where(batch.free, FREE_WEIGHT, torch.where(is_outcome(batch.response), OUTCOME_WEIGHT, 1.0))
+    weight = masked * word * torch.where(noisy.active, 1.0, LATER_BLOCKS_WEIGHT)
     total = _mean(entropy, weight / noisy.ratio if by_ratio else weight)
     if visible:
         total = total + visible * _mean(entropy, 1.0 - masked)

@@ -123,7 +123,7 @@ def _draw_step(rng: random.Random, now: int) -> Step:
             return Step(kind, now, now // 2)
         if kind == "condition" and now - amount >= 1:
             holds = rng.random() < P_CONDITION_HOLDS
-            bound = now - rng.randint(1, 4) if holds else now + rng.randint(0, 3)
+            bound = now - rng.randint(1, 6) if holds else now + rng.randint(0, 5)
             if amount <= bound:
                 return Step(kind, now, now - amount if holds else now, amount, bound)
 
