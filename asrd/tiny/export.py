@@ -102,6 +102,7 @@ def export(model: TinyModel, folder: Path, training: dict[str, Any]) -> None:
         for name, tensor in model.state_dict().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     config = dream_config(model.shape) if shift else llada_config(model.shape)
     _write_json(folder / "config.json", config)
     _write_json(folder / "training.json", training)

@@ -6,6 +6,7 @@ it is lower-cased, split at white space and punctuation, and a word the models n
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -43,3 +44,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def save_tokenizer(folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
     build_tokenizer().save_pretrained(folder, save_jinja_files=False)
+    config = folder / "tokenizer_config.json"
+    fields = json.loads(config.read_text()) | {
+        "tokenizer_class": "PreTrainedTokenizerFast"
+    }  # known to old releases too
+    config.write_text(json.dumps(fields, indent=2) + "\n")
