@@ -25,9 +25,8 @@ def answer_from_text(question: str) -> int:
             have *= 2
         elif "half" in event:
             have -= have // 2
-        elif "if over" in event:
-            bound, amount = numbers
-            have -= amount if have > bound else 0
+        elif "if even" in event:
+            have -= numbers[0] if have % 2 == 0 else 0
         elif re.search(r"\b(finds|gets|wins|buys)\b", event):
             have += numbers[0]
         elif re.search(r"\b(loses|sells|drops|spends)\b", event):

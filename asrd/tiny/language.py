@@ -25,7 +25,7 @@ ADVERBS = ("quickly", "happily", "calmly", "proudly")
 ADJECTIVES = ("old", "small", "shiny", "pretty")
 GONE = ("lost", "stolen", "broken", "burnt")
 THEREFORE = ("so", "thus", "hence")
-OVER = {True: "clearly", False: "not"}  # the outcome of a condition, in the response
+EVEN = {True: "clearly", False: "not"}  # whether a condition holds, in the response
 
 SENTENCE = 15
 CLOSING = 6  # "the answer is 17 ." and the end of text
@@ -78,13 +78,11 @@ def change_sentence(
     ]  # fmt: skip
 
 
-def condition_sentence(
-    day: str, subject: Slot, amount: int, bound: int, thing: str, before: int, after: int
-) -> list[Slot]:
-    """`friday she has 17 shells clearly over 15 so 17 - 3 = 14 .` or `... 12 shells not over 15 so 12 - 0 = 12 .`"""
+def condition_sentence(day: str, subject: Slot, amount: int, thing: str, before: int, after: int) -> list[Slot]:
+    """`friday she has 16 shells clearly even now so 16 - 3 = 13 .` or `... 17 shells not even now so 17 - 0 = 17 .`"""
     return [
-        *fixed(day), subject, *one_of(HOLDS), *fixed(before, thing, OVER[before > bound], "over", bound),
-        *_equation(before, "-", amount if before > bound else 0, after),
+        *fixed(day), subject, *one_of(HOLDS), *fixed(before, thing, EVEN[before % 2 == 0], "even", "now"),
+        *_equation(before, "-", before - after, after),
     ]  # fmt: skip
 
 
@@ -110,9 +108,9 @@ def closing(answer: int) -> list[Slot]:
 
 def _words() -> tuple[str, ...]:
     phrases = [word for pairs in PHRASES.values() for pair in pairs for word in pair]
-    glue = "she he her his over if they double half of get how many does have now ? . + - = at once the answer is"
+    glue = "she he her his over if they double half of get how many does have now ? . + - = at once the answer is even"
     nouns, asked = (*DAYS, *GIRLS, *BOYS, *THINGS), (*ASKED["gain"], *ASKED["lose"])
-    free = (*HOLDS, *ADVERBS, *ADJECTIVES, *GONE, *THEREFORE, *OVER.values())
+    free = (*HOLDS, *ADVERBS, *ADJECTIVES, *GONE, *THEREFORE, *EVEN.values())
     return tuple(dict.fromkeys((*nouns, *asked, *phrases, *free, *glue.split())))
 
 

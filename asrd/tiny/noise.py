@@ -13,11 +13,11 @@ import torch
 from torch import Generator, Tensor
 
 from asrd.tiny.batch import Batch
-from asrd.tiny.language import ID, MASK_ID, MAX_NUMBER, OVER, SPECIAL, VOCABULARY
+from asrd.tiny.language import EVEN, ID, MASK_ID, MAX_NUMBER, SPECIAL, VOCABULARY
 from asrd.tiny.task import BLOCK, TOP
 
 ZERO = ID["0"]
-CLEARLY, NOT = ID[OVER[True]], ID[OVER[False]]
+CLEARLY, NOT = ID[EVEN[True]], ID[EVEN[False]]
 P_BLOCKWISE = 0.5
 P_ORDERED = 0.5
 LATER_BLOCKS_WEIGHT = 0.25
@@ -68,7 +68,7 @@ def _in_order(batch: Batch, masked: Tensor, candidate: Tensor, rng: Generator) -
     The point is an equation's result or the outcome of a condition.
 
     That is how decoding meets them. Under independent masks a result mostly stands a second time somewhere, and
-    an outcome shows in the numbers after it: both are copied, and sums and comparisons learned from a few samples.
+    an outcome shows in the numbers after it: both are copied, and sums and conditions learned from a few samples.
     """
     b, g = masked.shape
     is_result = torch.cat((torch.zeros(b, 1, dtype=torch.bool), batch.response[:, :-1] == ID["="]), dim=1)

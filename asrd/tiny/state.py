@@ -61,10 +61,12 @@ def new_state(settings: Settings) -> State:
 
 
 def take_over_weights(model: TinyModel, folder: Path) -> None:
-    """All weights of an exported model; biases it does not have start at zero."""
-    missing, unexpected = model.load_state_dict(import_weights(folder).state_dict(), strict=False)
-    if unexpected or not all(name.endswith("bias") for name in missing):
-        raise ValueError(f"init={folder}: its weights do not fit; missing {missing}, unexpected {unexpected}")
+    """The weights of an exported model. Biases and words it does not have keep their start; words come last."""
+    own = model.state_dict()
+    for name, tensor in import_weights(folder).state_dict().items():
+        if name not in own or own[name].shape[1:] != tensor.shape[1:] or len(own[name]) < len(tensor):
+            raise ValueError(f"init={folder}: {name} {tuple(tensor.shape)} does not fit this recipe's model")
+        own[name][: len(tensor)] = tensor
 
 
 def save_checkpoint(state: State, settings: Settings, path: Path) -> None:

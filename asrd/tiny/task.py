@@ -1,8 +1,8 @@
 """Generated word problems with a worked solution, in GSM8K's manner, and their exact graders.
 
-    ann has 12 shells . monday she finds 5 . tuesday if over 15 she sells 3 . how many shells does ann have now ?
-    -> monday ann quickly picks 5 old shells up so 12 + 5 = 17 .
-       tuesday ann has 17 shells clearly over 15 so 17 - 3 = 14 . the answer is 14 . <|eos|>
+    ann has 12 shells . monday she finds 4 . tuesday if even she sells 3 . how many shells does ann have now ?
+    -> monday ann quickly picks 4 old shells up so 12 + 4 = 16 .
+       tuesday ann has 16 shells clearly even now so 16 - 3 = 13 . the answer is 13 . <|eos|>
 
 Every step starts from the result of the one before, so an early error spoils the rest. Whether a condition holds
 can be guessed (seven times in ten it does) long before it can be known: that is where parallel commits go wrong.
@@ -22,7 +22,7 @@ from asrd.tiny.language import EOS_ID, ID, VOCABULARY, Slot
 BLOCK = 32
 TOP = 24  # no quantity exceeds it
 AMOUNTS = range(2, 7)
-P_CONDITION_HOLDS = 0.7
+P_TAKE_ODD = 0.43  # of conditions that do not hold; so seven in ten do
 TEST_SHARE = 10  # one question in so many is held out
 
 
@@ -44,7 +44,6 @@ class Step:
     before: int
     after: int
     amount: int = 0
-    bound: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,10 @@ def _draw_step(rng: random.Random, now: int) -> Step:
         if kind == "half" and now % 2 == 0 and now >= 4:
             return Step(kind, now, now // 2)
         if kind == "condition" and now - amount >= 1:
-            holds = rng.random() < P_CONDITION_HOLDS
-            bound = now - rng.randint(1, 6) if holds else now + rng.randint(0, 5)
-            if amount <= bound:
-                return Step(kind, now, now - amount if holds else now, amount, bound)
+            if now % 2 == 0:
+                return Step(kind, now, now - amount, amount)
+            if rng.random() < P_TAKE_ODD:
+                return Step(kind, now, now, amount)
 
 
 def _ask(rng: random.Random, step: Step, day: str, she: str) -> str:
@@ -134,7 +133,7 @@ def _ask(rng: random.Random, step: Step, day: str, she: str) -> str:
     if step.kind == "half":
         return f"{day} half get lost ."
     verb = rng.choice(lang.ASKED["gain" if step.kind == "gain" else "lose"])
-    condition = f"if over {step.bound} " if step.kind == "condition" else ""
+    condition = "if even " if step.kind == "condition" else ""
     return f"{day} {condition}{she} {verb} {step.amount} ."
 
 
@@ -144,7 +143,7 @@ def _tell(step: Step, day: str, subject: Slot, her: str, thing: str, at: int) ->
     if step.kind == "half":
         return lang.half_sentence(day, her, thing, step.before, step.after)
     if step.kind == "condition":
-        return lang.condition_sentence(day, subject, step.amount, step.bound, thing, step.before, step.after)
+        return lang.condition_sentence(day, subject, step.amount, thing, step.before, step.after)
     return lang.change_sentence(day, subject, step.kind, step.amount, thing, step.before, step.after, at)
 
 
