@@ -16,7 +16,10 @@ from asrd_kernels import DecodeState
 
 @dataclass(frozen=True)
 class StepEvents:
-    """One step's events on the generated positions, all [B, G] on the CPU."""
+    """One step's events on the generated positions, all [B, G] on the CPU.
+
+    What lies behind the end of the text is `filled` in the step that ends it, and nothing else.
+    """
 
     step: int  # 1, 2, ...
     before: Tensor  # int64, tokens when the step began

@@ -176,6 +176,12 @@ def test_ties_go_to_the_lowest_id_and_forbidden_ids_are_out() -> None:
     assert entropy > 0
 
 
+def test_a_vanishing_temperature_is_the_greedy_choice() -> None:
+    row = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    for temperature in (1e-300, 1e-40, 1e-9):
+        assert read_row(row, temperature) == read_row(row)
+
+
 @pytest.mark.parametrize("row", [[float("nan"), 1.0], [float("inf"), 1.0], [-float("inf")] * 2])
 def test_unreadable_rows_are_bad_and_read_as_zero(row: list[float]) -> None:
     assert read_row(torch.tensor(row)) == [0, 0.0, 0.0, True]

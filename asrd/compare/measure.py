@@ -52,16 +52,14 @@ def measure(
 
 
 def read_records(path: Path) -> dict[int, Record]:
-    """What a run has on disk by problem; a line cut short by an interruption counts as not done."""
-    done: dict[int, Record] = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            done[record["problem"]] = record
-    return done
+    """What a run has on disk by problem; a line cut short by an interruption is taken out, its problem not done."""
+    if not path.exists():
+        return {}
+    content = path.read_text(encoding="utf-8")
+    whole = content[: content.rfind("\n") + 1]
+    if whole != content:
+        path.write_text(whole, encoding="utf-8")
+    return {record["problem"]: record for record in map(json.loads, whole.splitlines())}
 
 
 def decode_batch(model: Any, run: RunSpec, problems: Sequence[Problem]) -> list[Record]:
