@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 LINUX = "platform_system == 'Linux'"
-TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "ruff>=0.17", "mypy>=2", "scipy>=1.15"]
+TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "ruff>=0.17", "mypy>=2"]
 
 setup(
     name="asrd",

@@ -12,5 +12,4 @@ from asrd.generate import fast_generate
 from asrd.load import load
 from asrd.output import AsrdOutput
 
-__version__ = "0.1.0"
 __all__ = ["AsrdConfig", "AsrdOutput", "fast_generate", "load"]

@@ -20,6 +20,7 @@ from transformers.masking_utils import create_bidirectional_mask
 log = logging.getLogger("asrd")
 
 PROBE_LENGTH = 6
+BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
 
 
 @dataclass
@@ -27,7 +28,8 @@ class Findings:
     """What short probe forwards told about a model."""
 
     split: bool  # LM head can be applied to chosen rows of the body's output
-    honours_padding: bool | None = None  # None: not asked yet
+    width: int  # of the logits; at most the table's length
+    pads_well: bool | None = None  # a padded row reads as the row alone; None: not asked yet
 
 
 _findings: WeakKeyDictionary[nn.Module, Findings] = WeakKeyDictionary()
@@ -37,6 +39,9 @@ class ModelAdapter:
     """A model as the loop sees it: `body` on the whole canvas, then `head` on the rows that are wanted."""
 
     def __init__(self, model: Any):
+        if not issubclass(type(model), nn.Module):
+            hint = "; asrd.load returns (model, tokenizer)" if isinstance(model, tuple) else ""
+            raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}{hint}")
         embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
         if embedding is None or not hasattr(embedding, "weight"):
             raise ValueError(
@@ -46,19 +51,29 @@ class ModelAdapter:
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.model = model
         self.config = getattr(model, "config", None)
-        self.table: Tensor = embedding.weight
-        self.takes_positions = anything or "position_ids" in parameters
+        self.embedding, self.table = embedding, embedding.weight
+        if self.table.is_meta:
+            raise ValueError(f"the embedding table of {type(model).__name__} is offloaded; keep it on a device")
         self.takes_use_cache = "use_cache" in parameters
         if not anything and "inputs_embeds" not in parameters:
             raise ValueError(f"{type(model).__name__}.forward does not take inputs_embeds; asrd edits embeddings")
         kind = str(getattr(self.config, "model_type", "")).lower()
+        if kind in BLOCK_CAUSAL:
+            raise ValueError(f"model_type={kind!r} needs block-causal attention in aligned blocks; not supported yet")
+        self.takes_positions = "position_ids" in parameters or (anything and kind != "llada")
         self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes want it
         self.shift = int(bool(getattr(self.config, "logits_shift", kind == "dream")))
-        self.split_body = model.base_model if isinstance(getattr(model, "base_model", None), nn.Module) else model
+        compiled = hasattr(model, "_orig_mod")  # torch.compile's wrapper: calling a part would go round it
+        parted = not compiled and isinstance(getattr(model, "base_model", None), nn.Module)
+        self.split_body = model.base_model if parted else model
         self.split_head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        if model not in _findings:
-            _findings[model] = self._probe()
-        self.split = _findings[model].split
+        findings = _findings.get(model)
+        if findings is None:
+            findings, keep = self._probe()
+            if keep:
+                _findings[model] = findings
+        self.findings = findings
+        self.split = findings.split
 
     @property
     def vocab_size(self) -> int:
@@ -106,13 +121,12 @@ class ModelAdapter:
         return self.split_head(rows) if self.split else rows  # type: ignore[misc]
 
     def require_padding(self) -> None:
-        """Raise unless the model really leaves padded positions out; some ignore their attention mask silently."""
-        findings = _findings[self.model]
-        if findings.honours_padding is None:
-            findings.honours_padding = self._probe_padding()
-        if not findings.honours_padding:
+        """Raise unless padding changes nothing; some models ignore their attention mask or position ids silently."""
+        if self.findings.pads_well is None:
+            self.findings.pads_well = self._probe_padding()
+        if not self.findings.pads_well:
             raise ValueError(
-                f"{type(self.model).__name__} does not leave padded positions out of its attention, so a padded batch"
+                f"{type(self.model).__name__} does not read a padded row as it reads the row alone, so a padded batch"
                 " would give wrong text: load the checkpoint with asrd.load, or decode prompts of one length together"
             )
 
@@ -127,20 +141,31 @@ class ModelAdapter:
         return mask if isinstance(mask, Tensor) else attention
 
     @torch.no_grad()
-    def _probe(self) -> Findings:
-        """Find out by short forwards whether the model is causal (an error) and whether body and head can be parted."""
-        first, second = self._probe_embeds(0), self._probe_embeds(1)
-        logits = self.full_logits(first, self.inputs())
-        if logits.shape[:2] != first.shape[:2] or logits.shape[2] > self.vocab_size:
-            wanted = (*first.shape[:2], self.vocab_size)
-            raise ValueError(f"{type(self.model).__name__} gave logits of shape {tuple(logits.shape)}, not {wanted}")
-        changed = self.full_logits(second, self.inputs())
-        if torch.equal(logits[:, :-1], changed[:, :-1]):
-            raise ValueError(
-                f"{type(self.model).__name__} is causal: its predictions do not change when a later token does."
-                " Diffusion decoding needs bidirectional attention; load LLaDA and Dream checkpoints with asrd.load"
-            )
-        return Findings(split=self._can_split(first, logits))
+    def _probe(self) -> tuple[Findings, bool]:
+        """Find out by short forwards whether the model can be driven (else an error) and whether body and head can be
+        parted. Also says whether the findings may be kept: not if these forwards gave no numbers."""
+        name, ids = type(self.model).__name__, self._probe_ids(0)
+        first, second = self.table[ids], self.table[self._probe_ids(1)]
+        if not torch.equal(self.embedding(ids).to(first.dtype), first):
+            raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
+        training = self.model.training
+        self.model.eval()
+        try:
+            logits = self.full_logits(first, self.inputs())
+            if logits.shape[:2] != ids.shape or logits.shape[2] > self.vocab_size:
+                raise ValueError(
+                    f"{name} gave logits of shape {tuple(logits.shape)}, not {(*ids.shape, self.vocab_size)}"
+                )
+            changed = self.full_logits(second, self.inputs())
+            if torch.equal(logits[:, 0], changed[:, 0]):
+                raise ValueError(
+                    f"{name} is causal: its first prediction does not change when a later token does."
+                    " Diffusion decoding needs bidirectional attention; load LLaDA and Dream checkpoints with asrd.load"
+                )
+            findings = Findings(split=self._can_split(first, logits), width=logits.shape[2])
+        finally:
+            self.model.train(training)
+        return findings, bool(logits.isfinite().all())
 
     def _can_split(self, embeds: Tensor, logits: Tensor) -> bool:
         name = type(self.model).__name__
@@ -160,23 +185,24 @@ class ModelAdapter:
 
     @torch.no_grad()
     def _probe_padding(self) -> bool:
-        """Does the text behind a padded position read the same, whatever the padding holds?"""
-        embeds = self._probe_embeds(0)
-        other = torch.cat([self._probe_embeds(1)[:, -1:], embeds[:, 1:]], dim=1)
-        attention = torch.ones(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
+        """Does a row behind padding, whatever that holds, read as the row alone?"""
+        alone = self.table[self._probe_ids(0)]
+        attention = torch.ones(1, alone.shape[1] + 1, dtype=torch.int64, device=alone.device)
         attention[:, 0] = 0
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
-        inputs = self.inputs(attention, positions)
-        outputs = [self.body(e, inputs)[:, 1:] for e in (embeds, other)]
-        return torch.equal(*outputs) or bool(
-            torch.allclose(outputs[0].float(), outputs[1].float(), rtol=1e-4, atol=1e-5)
-        )
+        inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
+        wanted = self.body(alone, self.inputs()).float()
+        scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        for pad in (alone[:, :1], alone[:, -1:]):
+            found = self.body(torch.cat([pad, alone], dim=1), inputs)[:, 1:].float()
+            if not torch.allclose(found, wanted, rtol=scale, atol=scale * float(wanted.abs().max())):
+                return False
+        return True
 
-    def _probe_embeds(self, last: int) -> Tensor:
-        """[1, PROBE_LENGTH, D] embeddings of tokens spread over the vocabulary; `last` changes the last of them."""
+    def _probe_ids(self, last: int) -> Tensor:
+        """[1, PROBE_LENGTH] ids spread over the vocabulary; `last` changes the last of them."""
         spread = [(i * self.vocab_size) // PROBE_LENGTH for i in range(PROBE_LENGTH)]
         spread[-1] = (spread[-1] + last * max(1, self.vocab_size // 2)) % self.vocab_size
-        return self.table[torch.tensor([spread], device=self.table.device)].detach()
+        return torch.tensor([spread], device=self.table.device)
 
 
 def _outer(visible: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Knows names, defaults, ranges and LLaDA's aliases. Does not know the model: ids 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -32,7 +32,7 @@ def _real(low: float, high: float = math.inf) -> Callable[[Any], bool]:
 
 
 def _ids(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, str) and all(_integer(0)(v) for v in value)
+    return isinstance(value, list | tuple | set) and all(_integer(0)(v) for v in value)
 
 
 def _choice(default: Any, *options: Any) -> Field:
@@ -57,8 +57,8 @@ FIELDS: dict[str, Field] = {
     "window": Field(2, _integer(1), "an integer of at least 1"),
     "capacity": Field(16, _integer(0), "an integer of at least 0"),
     "alpha": Field(0.1, _real(0, 1), "a number from 0 to 1"),
-    "beta": Field(0.3, _real(0), "a finite number of at least 0"),
-    "temperature": Field(0.0, _real(0), "a finite number of at least 0"),
+    "beta": Field(0.3, _real(0, 1e4), "a number from 0 to 10000"),
+    "temperature": Field(0.0, _real(0, 1e4), "a number from 0 to 10000"),
     "seed": Field(0, _integer(0, 2**64 - 1), "an integer from 0 to 2**64 - 1"),
     "scope": _choice("block", "block", "sequence"),
     "revoked_history": _choice("keep", "keep", "reset"),
@@ -67,7 +67,7 @@ FIELDS: dict[str, Field] = {
     "magnitude": _choice("entropy", "entropy", "constant"),
     "probe": _choice("orthogonal", "orthogonal", "none", "parallel", "gaussian", "random"),
     "early_stop": _switch(True),
-    "cfg_scale": Field(0.0, _real(0), "a finite number of at least 0"),
+    "cfg_scale": Field(0.0, _real(0, 1e4), "a number from 0 to 10000"),
     "logits_eos_inf": _switch(False),
     "confidence_eos_eot_inf": _switch(False),
     "kv_cache": Field(None, lambda v: v is None, "None (caches are not in this version)"),
@@ -151,6 +151,9 @@ class AsrdConfig(GenerationConfig):
                 )
             if value is not None and value != _NEUTRAL[name]:
                 raise ValueError(f"{name}={value!r} is a setting of transformers that diffusion decoding does not have")
+        for name in ("eos_token_id", "suppress_tokens"):
+            if isinstance(settings.get(name), tuple | set):
+                settings[name] = sorted(settings[name]) if isinstance(settings[name], set) else list(settings[name])
         super().__init__(**{name: field.default for name, field in FIELDS.items()} | settings)
 
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:

@@ -25,6 +25,7 @@ log = logging.getLogger("asrd")
 _STEERS_STANDARD_ONLY = ("steps", "remasking")
 # What transformers' generate() hands to every custom_generate callable, and what it may then be.
 _INJECTED = ("position_ids", "past_key_values", "use_cache", "logits_to_keep", "synced_gpus")
+_ONE_OR_NONE = ("num_beams", "num_return_sequences")
 _OWN_PROCESSORS = ("SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper")
 _OWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 
@@ -57,46 +58,64 @@ def fast_generate(
                        return_dict_in_generate=True gives an `AsrdOutput`.
 
     Also a `custom_generate` callable of transformers: `model.generate(ids, custom_generate=asrd.fast_generate)`; to
-    stream from there, `functools.partial(asrd.fast_generate, streamer=s)`. Bad input raises ValueError before the first
-    forward pass.
+    stream from there, `functools.partial(asrd.fast_generate, streamer=s)`. Bad input raises ValueError before decoding
+    begins; logits that cannot be read raise it at the step in which they appear.
     """
     injected = {name: settings.pop(name) for name in _INJECTED if name in settings}
     _refuse_extras(logits_processor, stopping_criteria, injected)
-    if max_length is not None:
-        settings = {"max_new_tokens": max_length - input_ids.shape[-1]} | settings
-    config = settle(generation_config, settings)
+    config = settle(generation_config, settings, max_length, input_ids)
     if config.decoder not in DECODERS:
         raise ValueError(f"decoder={config.decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
     resolve_impl(config.impl)
-    if model.training:
-        log.warning(
-            "%s is in training mode: dropout would make decoding random; call model.eval()", type(model).__name__
-        )
     adapter = ModelAdapter(model)
+    if model.training:
+        log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
     _refuse_positions(injected.get("position_ids"), request)
     decoder = DECODERS[config.decoder](request, adapter.table.detach())
     stream = StreamObserver(streamer, request) if streamer is not None else None
-    decode(Run.of(adapter, request), decoder, [*observers, *([stream] if stream else [])])
-    if stream:
-        stream.end()
+    try:
+        decode(Run.of(adapter, request), decoder, [*observers, *([stream] if stream else [])])
+    finally:
+        if stream:
+            stream.end()
     return pack(decoder.state, request) if config.return_dict_in_generate else decoder.state.tokens
 
 
-def settle(generation_config: GenerationConfig | None, settings: dict[str, Any]) -> AsrdConfig:
-    """One AsrdConfig from a config and the keywords that override it; None among the keywords means: not given."""
+def settle(
+    generation_config: GenerationConfig | None,
+    settings: dict[str, Any],
+    max_length: int | None = None,
+    input_ids: Tensor | None = None,
+) -> AsrdConfig:
+    """One AsrdConfig from a config and the keywords that override it; None among the keywords means: not given.
+
+    max_length (prompt and text together) counts where no number of new tokens is given.
+    """
+    if not isinstance(generation_config, GenerationConfig | None):
+        found = type(generation_config).__name__
+        raise ValueError(f"generation_config must be an AsrdConfig or another GenerationConfig, not {found}")
     given = {name: value for name, value in resolve_aliases(settings).items() if value is not None}
     if unknown := [name for name in given if name not in FIELDS]:
         raise ValueError(f"fast_generate has no setting {unknown[0]!r}; it has {', '.join(sorted(FIELDS | ALIASES))}")
     if isinstance(generation_config, AsrdConfig):
         base = generation_config.settings()
     elif generation_config is not None:
+        for name in _ONE_OR_NONE:
+            if getattr(generation_config, name, None) not in (None, 1):
+                raise ValueError(f"{name}={getattr(generation_config, name)}: diffusion decoding has 1 only")
         base = {name: getattr(generation_config, name, None) for name in FIELDS}
         if not generation_config.do_sample:
             base["temperature"] = None
         base = {name: value for name, value in base.items() if value is not None}
+        max_length = max_length if max_length is not None else generation_config.max_length
     else:
         base = {}
+    if max_length is not None and "max_new_tokens" not in base | given:
+        width = input_ids.shape[-1] if isinstance(input_ids, Tensor) else 0
+        if max_length <= width:
+            raise ValueError(f"max_length={max_length} leaves no room behind a prompt of {width} tokens")
+        given["max_new_tokens"] = max_length - width
     config = AsrdConfig(**base | given)
     if config.decoder != "standard":
         for name in _STEERS_STANDARD_ONLY:

@@ -48,9 +48,10 @@ def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> No
     room = new_stats(decoder.state)
     for _ in range(run.request.length):
         step(run, decoder, room)
+        done = finished(decoder.state, room[1])
         for observer in observers:
             observer(decoder.state)
-        if finished(decoder.state, room[1]):
+        if done:
             return
 
 

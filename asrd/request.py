@@ -15,6 +15,7 @@ from asrd.adapter import ModelAdapter, find_id
 from asrd.config import AsrdConfig
 from asrd_kernels import Readout, Rules
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
 
 
@@ -53,16 +54,14 @@ def prepare(
 ) -> Request:
     """Check everything that can be wrong with a call; raise ValueError before the first forward."""
     ids = special_ids(adapter, config, tokenizer)
-    prompt = _checked_prompt(adapter, input_ids, ids.mask)
+    prompt = _checked_prompt(adapter, input_ids)
     batch, device, length = prompt.shape[0], prompt.device, int(config.max_new_tokens)
     mask = _checked_mask(prompt, attention_mask, ids.pad)
     if mask is not None:
         adapter.require_padding()
-        real = (prompt == ids.mask) & mask.bool()
-    else:
-        real = prompt == ids.mask
-    if real.any():
-        row, column = real.nonzero()[0].tolist()
+    masks = prompt == ids.mask if mask is None else (prompt == ids.mask) & mask.bool()
+    if masks.any():
+        row, column = masks.nonzero()[0].tolist()
         raise ValueError(
             f"input_ids[{row}, {column}] is the mask id {ids.mask}: a prompt must not contain masks"
             " (infilling is not offered)"
@@ -72,8 +71,9 @@ def prepare(
     forbidden = sorted({ids.mask, *eos_out, *(int(t) for t in config.suppress_tokens or ())})
     for token in forbidden:
         _check_id("suppress_tokens", token, adapter.vocab_size)
-    if len(forbidden) >= adapter.vocab_size:
-        raise ValueError(f"suppress_tokens leaves none of the {adapter.vocab_size} ids to predict")
+    forbidden = [token for token in forbidden if token < adapter.findings.width]
+    if len(forbidden) >= adapter.findings.width:
+        raise ValueError(f"suppress_tokens leaves none of the {adapter.findings.width} ids to predict")
     attention = positions = None
     if mask is not None:
         attention = torch.cat([mask, mask.new_ones(batch, length)], dim=1)
@@ -135,8 +135,8 @@ def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
         eos_ids=ids.eos,
         block_length=min(int(config.block_length), length),
         threshold=float(config.threshold),
-        window=int(config.window),
-        capacity=int(config.capacity),
+        window=min(int(config.window), length + 1),  # no run is longer than the budget
+        capacity=min(int(config.capacity), length),  # no position is promoted twice
         alpha=float(config.alpha),
         beta=float(config.beta),
         scope=config.scope,
@@ -155,8 +155,8 @@ def _check_id(name: str, token: Any, vocab_size: int) -> None:
         raise ValueError(f"{name}={token} is outside the model's vocabulary of {vocab_size} ids")
 
 
-def _checked_prompt(adapter: ModelAdapter, input_ids: Any, mask_id: int) -> Tensor:
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.is_floating_point():
+def _checked_prompt(adapter: ModelAdapter, input_ids: Any) -> Tensor:
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in _INTEGERS:
         found = (
             f"shape {tuple(input_ids.shape)} and dtype {input_ids.dtype}"
             if isinstance(input_ids, Tensor)
@@ -183,12 +183,14 @@ def _checked_mask(prompt: Tensor, attention_mask: Any, pad_id: int) -> Tensor | 
                 f"rows of the batch begin with the pad id {pad_id}, but there is no attention_mask: give one"
             )
         return None
-    if not isinstance(attention_mask, Tensor) or attention_mask.shape != prompt.shape:
-        found = tuple(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+    if not isinstance(attention_mask, Tensor):
+        raise ValueError(f"attention_mask must be a tensor, not {type(attention_mask).__name__}")
+    if attention_mask.shape != prompt.shape:
+        found = tuple(attention_mask.shape)
         raise ValueError(f"attention_mask ({found}) must have the shape of input_ids, {tuple(prompt.shape)}")
-    mask = attention_mask.to(device=prompt.device, dtype=torch.int64)
-    if bool(((mask != 0) & (mask != 1)).any()):
+    if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
         raise ValueError("attention_mask must hold 0 (padding) and 1 (text) only")
+    mask = attention_mask.to(device=prompt.device, dtype=torch.int64)
     if not bool(mask.any(1).all()):
         row = int((~mask.any(1)).nonzero()[0])
         raise ValueError(f"attention_mask of row {row} is all 0: its prompt is empty; give at least one token a row")
@@ -212,7 +214,10 @@ def _check_context(adapter: ModelAdapter, mask: Tensor | None, width: int, lengt
 def _checked_row_ids(row_ids: Any, batch: int, device: torch.device) -> Tensor:
     if row_ids is None:
         return torch.arange(batch, device=device)
-    rows = torch.as_tensor(row_ids, device=device)
+    try:
+        rows = torch.as_tensor(row_ids, device=device)
+    except (RuntimeError, TypeError, ValueError):
+        rows = torch.empty(0)
     if rows.shape != (batch,) or rows.is_floating_point() or bool((rows < 0).any()) or bool((rows >= 2**32).any()):
         raise ValueError(f"row_ids must be {batch} integers from 0 to 2**32 - 1, one a row")
     return rows.to(torch.int64)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-Impl = Literal["auto", "torch", "triton"]
-
 
 def resolve_impl(impl: str) -> Literal["torch"]:
     """The implementation that `impl` stands for on this version."""

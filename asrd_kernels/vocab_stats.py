@@ -1,9 +1,9 @@
 """`vocab_stats`: top-1, its probability and the entropy of each wanted row of logits.
 
 Forbidden ids count as -inf everywhere. Ties go to the lowest id. With a temperature, top-1 is the argmax of
-logits + temperature * noise (the argmax of logits / temperature + noise, without its overflow), Gumbel noise keyed by
-(seed, row, position, token id); confidence and entropy stay those of the noise-free distribution at temperature 1. A row with NaN, with +inf or with nothing but -inf is `bad` and reads
-as token 0 with confidence and entropy 0.
+logits / temperature + noise (up to a factor that changes nothing), Gumbel noise keyed by (seed, row, position, token
+id); confidence and entropy stay those of the noise-free distribution at temperature 1. A row with NaN, with +inf or
+with nothing but -inf is `bad` and reads as token 0 with confidence and entropy 0.
 
 With m the maximum, z = x - m, and over all tokens but the maximum itself r the sum of e^z and u that of z e^z:
 entropy = ln(1 + r) - u / (1 + r), which keeps its digits where r is tiny and x is large.
@@ -45,7 +45,8 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     top1 = summit
     if readout.temperature > 0:
         noise = gumbel(readout.seed, readout.row_ids[row], position, logits.shape[1], logits.dtype)
-        top1 = noise.mul_(readout.temperature).add_(logits).argmax(dim=1, keepdim=True)
+        hot = max(readout.temperature, 1.0)  # neither factor overflows, however hot or cold
+        top1 = noise.mul_(readout.temperature / hot).add_(logits, alpha=1 / hot).argmax(dim=1, keepdim=True)
     below = logits.sub_(peak).clamp_(min=_FAR)
     confidence = below.gather(1, top1).exp_()
     weight = below.exp().scatter_(1, summit, 0.0)  # the peak's 1 would swallow the digits of a peaked row
@@ -57,4 +58,4 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     entropy = (rest.log1p() - slope / (1 + rest)).clamp_(min=0.0)
     values = (top1.masked_fill(bad, 0), confidence.masked_fill_(bad, 0.0), entropy.masked_fill_(bad, 0.0), bad)
     for target, value in zip(out, values, strict=True):
-        target.index_put_((row, position), value.squeeze(1))
+        target.index_put_((row, position), value.squeeze(1).to(target.dtype))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from table_models import TableModel, TableSpec, make_llama
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import asrd
 
@@ -171,8 +171,52 @@ def test_a_model_that_ignores_its_attention_mask_is_refused_for_padded_batches_o
     deaf = Deaf(TableSpec(seed=5))
     assert asrd.fast_generate(deaf, IDS.repeat(2, 1), max_new_tokens=4).shape == (2, 8)
     refused(
-        r"does not leave padded positions out",
+        r"does not read a padded row as it reads the row alone",
         IDS.repeat(2, 1),
         torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),
         with_model=deaf,
     )
+
+
+def test_what_is_not_a_model_or_not_a_config() -> None:
+    for wrong, match in (((model(), None), "asrd.load returns"), ("tiny", "not str"), (None, "not NoneType")):
+        with pytest.raises(ValueError, match=match):
+            asrd.fast_generate(wrong, IDS)
+    refused(r"generation_config must be .* not dict", generation_config={})
+    refused(r"num_beams=4", generation_config=GenerationConfig(num_beams=4))
+    refused(r"max_length=4 leaves no room behind a prompt of 4", max_new_tokens=None, max_length=4)
+    refused(r"suppress_tokens=", suppress_tokens=(i for i in range(3)))
+
+
+def test_max_length_counts_the_prompt() -> None:
+    assert asrd.fast_generate(model(), IDS, max_length=10).shape == (1, 10)
+    assert asrd.fast_generate(model(), IDS, generation_config=GenerationConfig(max_length=9)).shape == (1, 9)
+
+
+def test_boundless_settings_do_no_harm() -> None:
+    wanted = asrd.fast_generate(model(), IDS, max_new_tokens=8, capacity=8, window=9)
+    assert torch.equal(asrd.fast_generate(model(), IDS, max_new_tokens=8, capacity=10**20, window=10**20), wanted)
+    refused(r"beta=1e\+39", beta=1e39)
+
+
+def test_a_streamer_sees_nothing_of_logits_that_cannot_be_read_and_is_told_the_end() -> None:
+    class Broken(TableModel):
+        def forward(self, **inputs: Any) -> Any:
+            out = super().forward(**inputs)
+            if out.logits.shape[1] == 8:
+                out.logits[:] = float("nan")
+            return out
+
+    class Recorder:
+        def __init__(self) -> None:
+            self.put_count = self.end_count = 0
+
+        def put(self, value: Tensor) -> None:
+            self.put_count += 1
+
+        def end(self) -> None:
+            self.end_count += 1
+
+    streamer = Recorder()
+    refused(r"NaN", with_model=Broken(TableSpec(seed=5)), streamer=streamer)
+    assert (streamer.put_count, streamer.end_count) == (1, 1)  # the prompt, and the end

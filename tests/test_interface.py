@@ -206,7 +206,7 @@ def test_final_tokens_are_put_in_order_and_the_rest_as_drafts() -> None:
 
 
 def test_a_streamer_never_takes_back_what_it_put() -> None:
-    streamer, states = Recorder(), []
+    states: list[list[int]] = []
 
     class Watch(Recorder):
         def put(self, value: Tensor) -> None:
@@ -265,7 +265,7 @@ def llama() -> Any:
     return built
 
 
-def test_generate_with_custom_generate_gives_the_same_text(llama: Any, recwarn: pytest.WarningsRecorder) -> None:
+def test_generate_with_custom_generate_gives_the_same_text(llama: Any) -> None:
     settings = {"threshold": 0.2, "block_length": 4, "max_new_tokens": 8, "alpha": 0.2}
     direct = asrd.fast_generate(llama, IDS, **settings)
     assert torch.equal(llama.generate(IDS, custom_generate=asrd.fast_generate, **settings), direct)

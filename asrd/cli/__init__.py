@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import metadata
 
 from asrd.cli import compare, demo, generate
 
@@ -16,6 +17,7 @@ def parser() -> argparse.ArgumentParser:
         description="Anchor-supervised revocable decoding for diffusion LLMs.",
         epilog="asrd COMMAND --help shows a command's options.",
     )
+    top.add_argument("--version", action="version", version=f"asrd {metadata.version('asrd')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (demo, generate, compare):
         module.add(commands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import shlex
 import sys
@@ -51,11 +52,14 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
     common = dict(parse_setting(item) for item in arguments.set)
+    for name in ("decoder", "seed", "return_dict_in_generate"):
+        if name in common:
+            raise ValueError(f"--set {name}: a comparison settles this itself (--decoders, --seeds)")
     sweeps = dict(parse_sweep(item) for item in arguments.sweep)
     runs = plan_runs(arguments.decoders.split(","), common, sweeps, range(arguments.seeds))
     chosen = list(itertools.islice(problems("test", arguments.level), arguments.n))
     model, _ = load_model(arguments)
-    context = {"model": arguments.model, "level": arguments.level, "dtype": arguments.dtype}
+    context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     try:
         records = measure(model, runs, chosen, arguments.out / "records", context, arguments.batch_size)
     except KeyboardInterrupt:
@@ -67,6 +71,15 @@ def run(arguments: argparse.Namespace) -> None:
     draw(summaries, arguments.out / "results.png", f"{arguments.model}, {arguments.level}, {arguments.n} problems")
     show(summaries)
     print(f"\nresults.csv, results.json, results.md and results.png are in {arguments.out}")
+
+
+def fingerprint(model: Any) -> str:
+    """Tells weights apart, so that another model of the same name does not take over its records."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(str((weight.dtype, weight.double().sum().item(), weight.double().square().sum().item())).encode())
+    return digest.hexdigest()[:12]
 
 
 def parse_sweep(item: str) -> tuple[str, list[Any]]:

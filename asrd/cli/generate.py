@@ -119,11 +119,10 @@ class Progress:
     def __call__(self, state: DecodeState) -> None:
         if self.bar.disable:
             return
-        still_open = state.guided | state.pending
         decided = int(state.drafted.sum() - state.revoked.sum() - state.pending.sum())
         self.bar.total = state.pending.numel()
         self.bar.n = self.bar.total if bool(state.done.all()) else min(decided, self.bar.total)
-        self.bar.set_postfix(steps=int(state.step.max()), revoked=int(state.revoked.sum()), open=int(still_open.sum()))
+        self.bar.set_postfix(steps=int(state.step.max()), revoked=int(state.revoked.sum()))
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
+from transformers.utils.logging import disable_progress_bar
+
 from asrd.config import ALIASES, FIELDS, check
+from asrd.decoders import DECODERS
 from asrd.load import load
+from asrd_kernels import resolve_impl
 
 _COMMON = {
     "max_new_tokens": int,
@@ -33,13 +38,18 @@ def add_model(command: argparse.ArgumentParser) -> None:
 
 def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer of the command line."""
-    return load(
-        arguments.model,
-        dtype=arguments.dtype,
-        device_map=arguments.device,
-        attn_implementation=arguments.attn,
-        trust_remote_code=arguments.trust_remote_code,
-    )
+    if not sys.stderr.isatty():
+        disable_progress_bar()
+    try:
+        return load(
+            arguments.model,
+            dtype=arguments.dtype,
+            device_map=arguments.device,
+            attn_implementation=arguments.attn,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+    except (RuntimeError, AssertionError) as error:  # torch's ways to say that a device is not there
+        raise ValueError(f"{arguments.model} cannot be loaded with --device {arguments.device}: {error}") from error
 
 
 def add_settings(command: argparse.ArgumentParser) -> None:
@@ -66,6 +76,9 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         settings[key] = value
     for name, value in settings.items():
         check(name, value)
+    resolve_impl(settings.get("impl", "auto"))
+    if (decoder := settings.get("decoder", "asrd")) not in DECODERS:
+        raise ValueError(f"decoder={decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
     return settings
 
 

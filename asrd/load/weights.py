@@ -28,6 +28,8 @@ log = logging.getLogger("asrd")
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 OUR_ARGUMENTS = ("config", "ignore_mismatched_sizes", "key_mapping", "output_loading_info", "state_dict")
 
+END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
+
 
 def load(
     path_or_id: str | os.PathLike[str],
@@ -67,6 +69,8 @@ def load(
     model = _load_planned(source, translate(raw), hub, {"attn_implementation": "sdpa", **arguments})
     if attn_implementation == "auto" and flash_is_usable(model):
         _try_flash(model)
+    if tokenizer is not None and END_OF_TURN in tokenizer.get_vocab():
+        model.config.eot_token_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     return model, tokenizer
 
 
