@@ -47,7 +47,7 @@ def test_the_loss_falls(recipe: str) -> None:
     state = new_state(settings)
     means = []
     for _ in range(3):
-        for _ in range(12):
+        for _ in range(20):
             train_update(state, settings, progress=0.02)
         means.append(state.loss_sum / state.loss_count)
         state.loss_sum, state.loss_count = 0.0, 0
