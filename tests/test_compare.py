@@ -219,7 +219,13 @@ def test_compare_writes_tables_and_picture_without_a_terminal(folder: str, tmp_p
 def test_an_interrupted_comparison_goes_on_where_it_stopped(folder: str, tmp_path: Path) -> None:
     command = [*ASRD, "compare", "--n", "12", "--level", "medium", "--model", folder, "--out", str(tmp_path),
                "--decoders", "standard", "--batch-size", "1"]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("records/*.jsonl")):
         assert process.poll() is None
