@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from asrd.cli.settings import add_model, load_model, parse_setting, parse_value
+from asrd.cli.settings import add_model, leave_room, load_model, parse_setting, parse_value
 from asrd.compare import measure, plan_runs, summarise
 from asrd.compare.picture import draw
 from asrd.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save
@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     sweeps = dict(parse_sweep(item) for item in arguments.sweep)
     runs = plan_runs(arguments.decoders.split(","), common, sweeps, range(arguments.seeds))
     chosen = list(itertools.islice(problems("test", arguments.level), arguments.n))
+    leave_room()
     model, _ = load_model(arguments)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     try:

@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from asrd.cli.settings import add_model, load_model
+from asrd.cli.settings import add_model, leave_room, load_model
 from asrd.compare.measure import decode_batch
 from asrd.compare.plan import RunSpec
 from asrd.compare.report import Summary, summarise
@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
         description="Decode a few word problems live, ASRD beside the standard decoder, then compare three decoders.",
     )
     command.add_argument("--watch", type=int, default=3, help="problems to show live (default: 3)")
-    command.add_argument("--n", type=int, default=16, help="problems in the table (default: 16)")
+    command.add_argument("--n", type=int, default=8, help="problems in the table (default: 8)")
     command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
     command.add_argument("--seed", type=int, default=0, help="which problems (default: 0)")
     add_model(command)
@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Watch, then compare."""
     if arguments.watch < 0 or arguments.n < 1:
         raise ValueError(f"--watch {arguments.watch} --n {arguments.n}: expected at least 0 and at least 1")
+    leave_room()
     console = Console()
     model, tokenizer = load_model(arguments)
     count = max(arguments.watch, arguments.n)

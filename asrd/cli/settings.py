@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from asrd.config import ALIASES, FIELDS, check
@@ -50,6 +52,12 @@ def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
         )
     except (RuntimeError, AssertionError) as error:  # torch's ways to say that a device is not there
         raise ValueError(f"{arguments.model} cannot be loaded with --device {arguments.device}: {error}") from error
+
+
+def leave_room() -> None:
+    """Half the processors for torch: small models gain nothing from more, and lose much if one of them is busy."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
 
 
 def add_settings(command: argparse.ArgumentParser) -> None:
