@@ -20,6 +20,7 @@ from transformers.masking_utils import create_bidirectional_mask
 log = logging.getLogger("asrd")
 
 PROBE_LENGTH = 6
+END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
 BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
 
 

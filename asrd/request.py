@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.adapter import ModelAdapter, find_id
+from asrd.adapter import END_OF_TURN, ModelAdapter, find_id
 from asrd.config import AsrdConfig
 from asrd_kernels import Readout, Rules
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,8 @@ def special_ids(adapter: ModelAdapter, config: AsrdConfig, tokenizer: Any = None
     if mask in eos:
         raise ValueError(f"eos_token_id={mask} is also the mask id: give the right mask_token_id= or eos_token_id=")
     eot = find("eot_token_id")
-    if eot is None and tokenizer is not None and _END_OF_TURN in tokenizer.get_vocab():
-        eot = tokenizer.convert_tokens_to_ids(_END_OF_TURN)
+    if eot is None and tokenizer is not None and END_OF_TURN in tokenizer.get_vocab():
+        eot = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     return SpecialIds(int(mask), int(pad), eos, () if eot is None else (int(eot),))
 
 

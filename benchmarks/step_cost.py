@@ -16,7 +16,11 @@ import torch
 from step_parts import PARTS, SHAPES, Shape, Step
 from tqdm import tqdm
 
-BOUNDS = {"2M": (0.098, 0.146), "8B": (0.01, 0.01)}  # embed + commit, and all but forward and LM head
+BOUNDS = {
+    "2M": (0.098, 0.146),
+    "2M-deep": (0.098, 0.146),
+    "8B": (0.01, 0.01),
+}  # embed + commit, and all but forward and LM head
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, float]:
@@ -39,9 +43,11 @@ def measure(shape: Shape, rounds: int) -> dict[str, float]:
 def main() -> None:
     """Measure, print, save."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--shapes", nargs="+", choices=SHAPES, default=["2M"])
+    options.add_argument("--shapes", nargs="+", choices=SHAPES, default=["2M", "2M-deep"])
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options.add_argument("--rounds", type=int, default=400, help="steps of 2M to time (default: 400; of 8B always 5)")
+    options.add_argument(
+        "--rounds", type=int, default=400, help="steps of the 2M shapes to time (default: 400; of 8B always 5)"
+    )
     options.add_argument("--out", type=Path, default=None)
     arguments = options.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -50,7 +56,7 @@ def main() -> None:
     print("| shape | " + " | ".join(PARTS) + " | embed + commit | all but forward and head |")
     print("|---" * (len(PARTS) + 3) + "|")
     for name in arguments.shapes:
-        medians = measure(SHAPES[name], arguments.rounds if name == "2M" else 5)
+        medians = measure(SHAPES[name], 5 if name == "8B" else arguments.rounds)
         edit = (medians["embed"] + medians["commit"]) / medians["forward"]
         rest = edit + medians["statistics"] / medians["forward"]
         low, high = BOUNDS[name]

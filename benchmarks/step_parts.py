@@ -1,6 +1,6 @@
 """One decoding step in its parts (embed, forward, LM head, statistics, commit), as callables to be timed.
 
-Two shapes: a random Llama of 2 M parameters at length 160, and LLaDA-8B's (hidden 4096, vocabulary 126,464,
+Random Llamas of 2 M parameters at length 160, one wide and one deep, and LLaDA-8B's (hidden 4096, vocabulary 126,464,
 length 512), of which one layer of the body is built and timed: its forward counts 32 times.
 """
 
@@ -44,7 +44,8 @@ class Shape:
 
 
 SHAPES = {
-    "2M": Shape(hidden=160, ffn=432, layers=6, layers_timed=6, heads=5, vocab=512, prompt=32, length=128),
+    "2M": Shape(hidden=192, ffn=512, layers=4, layers_timed=4, heads=4, vocab=512, prompt=32, length=128),
+    "2M-deep": Shape(hidden=160, ffn=432, layers=6, layers_timed=6, heads=5, vocab=512, prompt=32, length=128),
     "8B": Shape(hidden=4096, ffn=12288, layers=32, layers_timed=1, heads=32, vocab=126464, prompt=256, length=256),
 }
 

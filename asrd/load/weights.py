@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from asrd.adapter import END_OF_TURN
 from asrd.load.source import load_tokenizer, read_json, resolve, weight_names
 from asrd.load.translate import Plan, translation_of, with_token_ids
 
@@ -27,8 +28,6 @@ log = logging.getLogger("asrd")
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 OUR_ARGUMENTS = ("config", "ignore_mismatched_sizes", "key_mapping", "output_loading_info", "state_dict")
-
-END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
 
 
 def load(
