@@ -19,7 +19,7 @@ def provenance(state: State, settings: Settings, commit: dict[str, Any], final: 
         **asdict(settings),
         **commit,
         "updates_done": state.update,
-        "wall_clock_minutes": round(state.seconds / 60, 1),
+        "processor_minutes": round(state.seconds / 60, 1),
         "sequences": state.sequences,
         "parameters": sum(weight.numel() for weight in state.model.parameters()),
         "held_out_hard": final,

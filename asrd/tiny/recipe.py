@@ -27,14 +27,15 @@ FREE_WEIGHT = 0.25  # free wording cannot be foreseen: full weight would only ad
 class Recipe:
     name: str
     folder: str
+    updates: int  # batches to train on
     edit: bool = False
     shift: bool = False
 
 
 RECIPES = {
-    "edit": Recipe("edit", "tiny", edit=True),
-    "plain": Recipe("plain", "tiny-plain"),
-    "shift": Recipe("shift", "tiny-shift", shift=True),
+    "edit": Recipe("edit", "tiny", 3200, edit=True),
+    "plain": Recipe("plain", "tiny-plain", 8000),
+    "shift": Recipe("shift", "tiny-shift", 8000, shift=True),
 }
 
 

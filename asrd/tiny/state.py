@@ -28,8 +28,8 @@ class Settings:
     seed: int
     updates: int
     minutes: float
-    every: int = 500  # updates between two points of the learning curve
-    held_out: int = 32  # problems of a point
+    every: int = 200  # updates between two points of the learning curve
+    held_out: int = 64  # problems of a point
     final: int = 200  # problems of the score in training.json
     init: str | None = None  # an exported model to start from, as Dream started from Qwen2.5
 
@@ -39,7 +39,7 @@ class State:
     model: TinyModel
     optimiser: torch.optim.AdamW
     update: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of processor time: on an idle machine, of wall clock
     sequences: int = 0
     next_seed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
     curve: list[Point] = field(default_factory=list)

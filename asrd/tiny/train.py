@@ -41,7 +41,7 @@ def next_batch(state: State, settings: Settings, progress: float) -> Batch:
 
 
 def progress_of(state: State, settings: Settings) -> float:
-    """The share of the updates that is done, or of the time if that runs out first.
+    """The share of the updates that is done, or of the processor time if that runs out first.
 
     A run that starts from another model's weights knows the sums and begins where hard problems do.
     """
@@ -78,19 +78,19 @@ def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | No
     checkpoint = out / "checkpoint.pt"
     state = load_checkpoint(settings, checkpoint) if resume and checkpoint.exists() else new_state(settings)
     bar = tqdm(total=settings.updates, initial=state.update, desc=settings.recipe, mininterval=5, dynamic_ncols=True)
-    saved = clock = time.monotonic()
+    saved, clock = time.monotonic(), time.process_time()
     while (progress := progress_of(state, settings)) < 1.0 and state.update != stop_at:
         train_update(state, settings, progress)
         if state.update % settings.every == 0:
             point = add_point(state, settings)
             save_curve(state.curve, out, f"recipe {settings.recipe}, seed {settings.seed}")
             bar.set_postfix(loss=f"{point.loss:.3f}", right=f"{point.accuracy:.0%}", forwards=f"{point.forwards:.1f}")
-        now = time.monotonic()
+        now = time.process_time()
         state.seconds, clock = state.seconds + now - clock, now
         bar.update()
-        if now - saved > CHECKPOINT_SECONDS:
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
             save_checkpoint(state, settings, checkpoint)
-            saved = now
+            saved = time.monotonic()
     save_checkpoint(state, settings, checkpoint)
     bar.close()
     return state
@@ -99,15 +99,16 @@ def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | No
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asrd.tiny.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=list(RECIPES), required=True)
-    parser.add_argument("--updates", type=int, default=2600, help="batches to train on (default %(default)s)")
-    parser.add_argument("--minutes", type=float, default=90.0, help="at most so long; the schedule is shortened to fit")
+    parser.add_argument("--updates", type=int, default=None, help="batches to train on (default: the recipe's)")
+    parser.add_argument("--minutes", type=float, default=90.0, help="processor time at most; the schedule is shortened to fit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="for checkpoint, curve and model (default runs/RECIPE)")
     parser.add_argument("--init", default=None, help="an exported model's folder to start from")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = Settings(given.recipe, given.seed, given.updates, given.minutes, init=given.init)
+    updates = given.updates or RECIPES[given.recipe].updates
+    settings = Settings(given.recipe, given.seed, updates, given.minutes, init=given.init)
     out = given.out or Path("runs") / given.recipe
     commit = git_commit()
     state = train(settings, out, given.resume)
