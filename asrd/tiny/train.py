@@ -100,7 +100,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asrd.tiny.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=list(RECIPES), required=True)
     parser.add_argument("--updates", type=int, default=None, help="batches to train on (default: the recipe's)")
-    parser.add_argument("--minutes", type=float, default=90.0, help="processor time at most; the schedule is shortened to fit")
+    parser.add_argument(
+        "--minutes", type=float, default=90.0, help="at most, of processor time; the schedule is cut to fit"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="for checkpoint, curve and model (default runs/RECIPE)")
     parser.add_argument("--init", default=None, help="an exported model's folder to start from")
