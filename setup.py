@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 LINUX = "platform_system == 'Linux'"
-TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "ruff>=0.17", "mypy>=2"]
+TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "ruff>=0.17", "mypy>=2", "setuptools>=77"]
 
 setup(
     name="asrd",

@@ -1,4 +1,4 @@
-"""Where weights come from: command, commit, seed, time and score, for the training.json beside them."""
+"""Where weights come from: command, commit, seed and time, for the training.json beside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from asrd.tiny.state import Settings, State
 
 
-def provenance(state: State, settings: Settings, commit: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
+def provenance(state: State, settings: Settings, commit: dict[str, Any]) -> dict[str, Any]:
     return {
         "command": " ".join(["python -m asrd.tiny.train", *sys.argv[1:]]),
         **asdict(settings),
@@ -22,7 +22,6 @@ def provenance(state: State, settings: Settings, commit: dict[str, Any], final: 
         "processor_minutes": round(state.seconds / 60, 1),
         "sequences": state.sequences,
         "parameters": sum(weight.numel() for weight in state.model.parameters()),
-        "held_out_hard": final,
         "torch": torch.__version__,
     }
 

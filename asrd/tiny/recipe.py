@@ -30,12 +30,13 @@ class Recipe:
     updates: int  # batches to train on
     edit: bool = False
     shift: bool = False
+    init: str | None = None  # the packaged model it starts from, as Dream started from Qwen2.5
 
 
 RECIPES = {
     "edit": Recipe("edit", "tiny", 3200, edit=True),
     "plain": Recipe("plain", "tiny-plain", 8000),
-    "shift": Recipe("shift", "tiny-shift", 8000, shift=True),
+    "shift": Recipe("shift", "tiny-shift", 1200, shift=True, init="tiny-plain"),
 }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from asrd.load.source import resolve
 from asrd.tiny.curve import Point
 from asrd.tiny.export import import_weights
 from asrd.tiny.language import VOCABULARY
@@ -30,8 +31,7 @@ class Settings:
     minutes: float
     every: int = 200  # updates between two points of the learning curve
     held_out: int = 64  # problems of a point
-    final: int = 200  # problems of the score in training.json
-    init: str | None = None  # an exported model to start from, as Dream started from Qwen2.5
+    init: str | None = None  # a packaged model or an exported folder to start from, as Dream started from Qwen2.5
 
 
 @dataclass
@@ -53,7 +53,7 @@ def new_state(settings: Settings) -> State:
     model = TinyModel(Shape(len(VOCABULARY), qkv_bias=shift, shift=shift))
     prepare(model, settings.seed)
     if settings.init is not None:
-        take_over_weights(model, Path(settings.init))
+        take_over_weights(model, Path(resolve(settings.init)))
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     rest = [weight for weight in model.parameters() if weight.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]

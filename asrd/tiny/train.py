@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,8 +18,7 @@ from tqdm import tqdm
 from asrd.tiny.batch import Batch, collate
 from asrd.tiny.curve import Point, save_curve
 from asrd.tiny.decode import score
-from asrd.tiny.evaluate import held_out
-from asrd.tiny.export import export, import_weights
+from asrd.tiny.export import export
 from asrd.tiny.provenance import git_commit, provenance
 from asrd.tiny.recipe import RECIPES, losses
 from asrd.tiny.schedule import BATCH, HARD_FROM, level_at, rate_at, weigh_by_ratio
@@ -105,25 +102,20 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="for checkpoint, curve and model (default runs/RECIPE)")
-    parser.add_argument("--init", default=None, help="an exported model's folder to start from")
+    parser.add_argument("--init", default=None, help="model or folder to start from (default: the recipe's)")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    updates = given.updates or RECIPES[given.recipe].updates
-    settings = Settings(given.recipe, given.seed, updates, given.minutes, init=given.init)
+    recipe = RECIPES[given.recipe]
+    updates, init = given.updates or recipe.updates, given.init or recipe.init
+    settings = Settings(given.recipe, given.seed, updates, given.minutes, init=init)
     out = given.out or Path("runs") / given.recipe
     commit = git_commit()
     state = train(settings, out, given.resume)
-    folder = out / RECIPES[given.recipe].folder
-    export(state.model, folder, provenance(state, settings, commit, {}))
-    some = held_out(settings.final)
-    final = {}
-    for name, threshold in {"standard": None, "threshold_0.9": 0.9, "threshold_0.6": 0.6}.items():
-        final[name] = asdict(score(import_weights(folder), some, threshold))
-        print(name, json.dumps(final[name]), flush=True)
-    export(state.model, folder, provenance(state, settings, commit, final))
+    folder = out / recipe.folder
+    export(state.model, folder, provenance(state, settings, commit))
     save_curve(state.curve, folder, f"recipe {settings.recipe}, seed {settings.seed}")
-    print(f"{folder}: done")
+    print(f"{folder}: done; score it with python -m asrd.tiny.evaluate {folder} --n 1000 --save")
 
 
 if __name__ == "__main__":
