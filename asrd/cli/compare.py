@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import rich.table
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from asrd.cli.settings import add_model, leave_room, load_model, parse_setting, parse_value
-from asrd.compare import measure, plan_runs, summarise
+from asrd.compare import RunSpec, measure, summarise
 from asrd.compare.picture import draw
+from asrd.compare.presets import PRESETS, Part, Table
 from asrd.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
@@ -36,9 +37,10 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
     command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
-    command.add_argument("--decoders", default="standard,threshold,asrd", help=f"of {','.join(DECODERS)}")
+    command.add_argument("--decoders", help=f"of {','.join(DECODERS)} (default: standard,threshold,asrd)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
     command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="a run for each value")
+    command.add_argument("--preset", choices=PRESETS, help="the paper's tables, in place of --decoders and --sweep")
     command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
     command.add_argument("--batch-size", type=int, default=32)
     command.add_argument("--out", type=Path, default=Path("asrd-compare"), help="folder (default: asrd-compare)")
@@ -51,27 +53,44 @@ def run(arguments: argparse.Namespace) -> None:
     for name in ("n", "seeds", "batch_size"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
-    common = dict(parse_setting(item) for item in arguments.set)
-    for name in ("decoder", "seed", "return_dict_in_generate"):
-        if name in common:
-            raise ValueError(f"--set {name}: a comparison settles this itself (--decoders, --seeds)")
-    sweeps = dict(parse_sweep(item) for item in arguments.sweep)
-    runs = plan_runs(arguments.decoders.split(","), common, sweeps, range(arguments.seeds))
+    tables = plan(arguments)
     chosen = list(itertools.islice(problems("test", arguments.level), arguments.n))
     leave_room()
     model, _ = load_model(arguments)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
-    try:
-        records = measure(model, runs, chosen, arguments.out / "records", context, arguments.batch_size)
-    except KeyboardInterrupt:
-        print(f"\nstopped; the same command goes on from {arguments.out / 'records'}", file=sys.stderr)
-        raise
-    summaries = summarise(runs, records)
     about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
-    save(summaries, arguments.out, about | {"n": arguments.n, "batch_size": arguments.batch_size})
-    draw(summaries, arguments.out / "results.png", f"{arguments.model}, {arguments.level}, {arguments.n} problems")
-    show(summaries)
-    print(f"\nresults.csv, results.json, results.md and results.png are in {arguments.out}")
+    about |= {"n": arguments.n, "batch_size": arguments.batch_size}
+    for table, runs in tables:
+        folder = arguments.out / table.name if arguments.preset else arguments.out
+        try:
+            records = measure(model, runs, chosen, arguments.out / "records", context, arguments.batch_size)
+        except KeyboardInterrupt:
+            print(f"\nstopped; the same command goes on from {arguments.out / 'records'}", file=sys.stderr)
+            raise
+        summaries = summarise(runs, records)
+        where = f"{arguments.model}, {arguments.level}, {arguments.n} problems"
+        save(summaries, folder, about, table.title)
+        draw(summaries, folder / "results.png", f"{table.title}\n{where}" if table.title else where, table.axis)
+        show(summaries, table.title)
+        print(f"results.csv, results.json, results.md and results.png are in {folder}\n")
+
+
+def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
+    """The tables to make and the runs of each, all checked before the first one starts."""
+    common = dict(parse_setting(item) for item in arguments.set)
+    for name in ("decoder", "seed", "return_dict_in_generate"):
+        if name in common:
+            raise ValueError(f"--set {name}: a comparison settles this itself (--decoders, --seeds)")
+    if arguments.preset:
+        for name in ("decoders", "sweep"):
+            if getattr(arguments, name):
+                raise ValueError(f"--preset and --{name}: a preset says itself what runs; give one of them")
+        return [(table, table.runs(common)) for table in PRESETS[arguments.preset]]
+    sweeps = dict(parse_sweep(item) for item in arguments.sweep)
+    decoders = tuple((arguments.decoders or "standard,threshold,asrd").split(","))
+    axis = next(iter(sweeps)) if len(sweeps) == 1 and "threshold" not in sweeps else None
+    table = Table("results", "", (Part(decoders, sweeps),), seeds=arguments.seeds, axis=axis)
+    return [(table, table.runs(common))]
 
 
 def fingerprint(model: Any) -> str:
@@ -92,15 +111,15 @@ def parse_sweep(item: str) -> tuple[str, list[Any]]:
     return key, [parse_value(value) for value in text.split(",")]
 
 
-def show(summaries: list[Summary]) -> None:
+def show(summaries: list[Summary], title: str) -> None:
     """The tables on the screen."""
     console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table("decoder", *(heading for heading, _, _ in COLUMNS))
+    table = rich.table.Table("decoder", *(heading for heading, _, _ in COLUMNS), title=title or None)
     for summary in summaries:
         table.add_row(*cells(summary))
     console.print(table)
     if equal := at_equal_forwards(summaries):
-        table = Table("at equal forward passes", "forwards", "accuracy", "threshold", "difference")
+        table = rich.table.Table("at equal forward passes", "forwards", "accuracy", "threshold", "difference")
         for entry in equal:
             shown = (
                 f"{entry['accuracy']:.1%}",

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ class Summary:
     settings: dict[str, Any]
     n: int
     accuracy: float
-    low: float  # 95 % interval (Wilson)
+    low: float  # 95 % interval: Wilson's over the problems, with several seeds Student's over the seeds' means
     high: float
     forwards: float  # mean forward passes a problem
     tokens_per_forward: float
@@ -41,19 +42,19 @@ class Summary:
 
 def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]]) -> list[Summary]:
     """One summary a setting, its seeds together, in the order of the runs."""
-    groups: dict[str, tuple[RunSpec, list[Record]]] = {}
+    groups: dict[str, tuple[RunSpec, list[Sequence[Record]]]] = {}
     for run, found in zip(runs, records, strict=True):
-        groups.setdefault(RunSpec(run.decoder, run.settings).key(), (run, []))[1].extend(found)
-    standard = [r["seconds"] for run, found in groups.values() if run.decoder == "standard" for r in found]
+        groups.setdefault(RunSpec(run.decoder, run.settings).key(), (run, []))[1].append(found)
+    standard = [r["seconds"] for run, seeds in groups.values() if run.decoder == "standard" for s in seeds for r in s]
     reference = sum(standard) / len(standard) if standard else None
-    return [_summary(run, found, reference) for run, found in groups.values()]
+    return [_summary(run, [r for s in seeds for r in s], len(seeds), reference) for run, seeds in groups.values()]
 
 
-def _summary(run: RunSpec, records: Sequence[Record], reference: float | None) -> Summary:
+def _summary(run: RunSpec, records: Sequence[Record], seeds: int, reference: float | None) -> Summary:
     n = len(records)
     total = {name: sum(r[name] for r in records) for name in records[0] if name != "problem"}
     accuracy = total["right"] / n
-    low, high = wilson(total["right"], n)
+    low, high = interval([r["right"] for r in records], seeds)
     seconds = total["seconds"] / n
     return Summary(
         label=run.label,
@@ -79,6 +80,20 @@ def _summary(run: RunSpec, records: Sequence[Record], reference: float | None) -
 
 def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
+
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 97.5 % points, 1 to 10 freedoms
+
+
+def interval(right: Sequence[bool], seeds: int) -> tuple[float, float]:
+    """95 % interval of the accuracy over the problems of one seed, or of the mean over several seeds."""
+    if seeds == 1:
+        return wilson(sum(right), len(right))
+    each = len(right) // seeds
+    means = [sum(right[seed * each : (seed + 1) * each]) / each for seed in range(seeds)]
+    half = STUDENT[min(seeds - 1, len(STUDENT)) - 1] * statistics.stdev(means) / math.sqrt(seeds)
+    centre = statistics.fmean(means)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -151,12 +166,14 @@ def markdown(summaries: Sequence[Summary]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any]) -> None:
+def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], title: str = "") -> None:
     """results.json (with how it was made), results.csv and results.md."""
+    folder.mkdir(parents=True, exist_ok=True)
     equal = at_equal_forwards(summaries)
     content = {"about": about, "results": [asdict(s) for s in summaries], "at_equal_forwards": equal}
     (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    lines = [f"    {about['command']}", "", markdown(summaries), ""]
+    heading = [f"# {title}", ""] if title else []
+    lines = [*heading, f"    {about['command']}", "", markdown(summaries), ""]
     (folder / "results.md").write_text("\n".join(lines), encoding="utf-8")
     with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
         rows = [asdict(s) | {"settings": json.dumps(s.settings)} for s in summaries]

@@ -27,16 +27,17 @@ FREE_WEIGHT = 0.25  # free wording cannot be foreseen: full weight would only ad
 class Recipe:
     name: str
     folder: str
-    updates: int  # batches to train on
+    updates: int  # batches that the schedule is laid out for
+    stop: int  # after so many it is broken off: a model that makes no errors tells no decoder from another
     edit: bool = False
     shift: bool = False
     init: str | None = None  # the packaged model it starts from, as Dream started from Qwen2.5
 
 
 RECIPES = {
-    "edit": Recipe("edit", "tiny", 3200, edit=True),
-    "plain": Recipe("plain", "tiny-plain", 8000),
-    "shift": Recipe("shift", "tiny-shift", 1200, shift=True, init="tiny-plain"),
+    "edit": Recipe("edit", "tiny", 3200, stop=2422, edit=True),
+    "plain": Recipe("plain", "tiny-plain", 8000, stop=8000),
+    "shift": Recipe("shift", "tiny-shift", 1200, stop=1200, shift=True, init="tiny-plain"),
 }
 
 

@@ -96,7 +96,8 @@ def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | No
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asrd.tiny.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=list(RECIPES), required=True)
-    parser.add_argument("--updates", type=int, default=None, help="batches to train on (default: the recipe's)")
+    parser.add_argument("--updates", type=int, help="batches the schedule is laid out for (default: the recipe's)")
+    parser.add_argument("--stop", type=int, help="batches after which it is broken off (default: the recipe's)")
     parser.add_argument(
         "--minutes", type=float, default=90.0, help="at most, of processor time; the schedule is cut to fit"
     )
@@ -111,7 +112,7 @@ def main() -> None:
     settings = Settings(given.recipe, given.seed, updates, given.minutes, init=init)
     out = given.out or Path("runs") / given.recipe
     commit = git_commit()
-    state = train(settings, out, given.resume)
+    state = train(settings, out, given.resume, given.stop or given.updates or recipe.stop)
     folder = out / recipe.folder
     export(state.model, folder, provenance(state, settings, commit))
     save_curve(state.curve, folder, f"recipe {settings.recipe}, seed {settings.seed}")
