@@ -153,23 +153,23 @@ def standard(
     noise: Noise | None = None,
     lots: Lots | None = None,
 ) -> Result:
-    """LLaDA's: a block of m masks and S steps commits m // S tokens a step, in the first m % S steps one more."""
+    """LLaDA's: a block of m masks and S steps commits m // S tokens a step, in the first m % S steps one more.
+
+    LLaDA asks for whole blocks and equally many steps for each; else S is rounded down. Where S exceeds m, LLaDA idles
+    through the rest of its steps; such forwards change nothing and are left out here (the budget of SEMANTICS.md).
+    """
     row = Row(prompt, forward, settings, noise)
-    if settings.max_new_tokens % settings.block_length or settings.steps % len(row.blocks):
-        raise ValueError("whole blocks, and equally many steps for each")
-    steps = settings.steps // len(row.blocks)
     for block in row.blocks:
-        quota, leftover = divmod(len(row.masks(block.stop)), steps)
+        masks = len(row.masks(block.stop))
+        steps = min(settings.steps // len(row.blocks), masks)
+        quota, leftover = divmod(masks, steps)
         for i in range(steps):
             seen = row.predictions(row.logits(), row.masks(block.stop))
             scores = confidences(seen)
             if settings.remasking == "random":
                 assert lots is not None
                 scores = {p: lots(p - row.begin, row.out.steps + 1) for p in seen}
-            count = quota + (i < leftover)
-            if count == 0:
-                row.out.reached.add("step without a commit")
-            row.commit(row.highest(scores, count), seen)
+            row.commit(row.highest(scores, quota + (i < leftover)), seen)
             if row.done_after_step():
                 return row.out
     raise AssertionError("the quotas of a block add up to its masks")
