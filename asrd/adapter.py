@@ -31,6 +31,7 @@ class Findings:
     split: bool  # LM head can be applied to chosen rows of the body's output
     width: int  # of the logits; at most the table's length
     pads_well: bool | None = None  # a padded row reads as the row alone; None: not asked yet
+    cache_fault: str | None = None  # why it can have no KV cache, "" if it can; None: not asked yet
 
 
 _findings: WeakKeyDictionary[nn.Module, Findings] = WeakKeyDictionary()
@@ -103,6 +104,15 @@ class ModelAdapter:
             inputs["position_ids"] = positions
         return inputs
 
+    def key_mask(self, attention: Tensor | None) -> Tensor | None:
+        """Which keys a slice of the canvas sees: [B, 1, 1, L] to be expanded to its queries, else [B, L]; or None: all.
+
+        attention [B, L] int64 of 0 and 1, or None where no row is padded.
+        """
+        if attention is None:
+            return None
+        return attention.bool()[:, None, None] if self.outer_mask else self._ready_mask(attention, queries=1)
+
     def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] where the two cannot be parted."""
         if self.split:
@@ -131,13 +141,14 @@ class ModelAdapter:
                 " would give wrong text: load the checkpoint with asrd.load, or decode prompts of one length together"
             )
 
-    def _ready_mask(self, attention: Tensor) -> Tensor:
+    def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
         """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
-        (and look at from the host while doing so)."""
+        (and look at from the host while doing so), for all queries or for so many."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
         if not ours or getattr(self.config, "_attn_implementation", None) not in ("sdpa", "eager"):
             return attention
-        shape_only = self.table.new_zeros(1, 1, 1).expand(*attention.shape, 1)
+        batch, length = attention.shape
+        shape_only = self.table.new_zeros(1, 1, 1).expand(batch, length if queries is None else queries, 1)
         mask = create_bidirectional_mask(self.model.config, shape_only, attention)
         return mask if isinstance(mask, Tensor) else attention
 
@@ -145,8 +156,8 @@ class ModelAdapter:
     def _probe(self) -> tuple[Findings, bool]:
         """Find out by short forwards whether the model can be driven (else an error) and whether body and head can be
         parted. Also says whether the findings may be kept: not if these forwards gave no numbers."""
-        name, ids = type(self.model).__name__, self._probe_ids(0)
-        first, second = self.table[ids], self.table[self._probe_ids(1)]
+        name, ids = type(self.model).__name__, self.probe_ids(0)
+        first, second = self.table[ids], self.table[self.probe_ids(1)]
         if not torch.equal(self.embedding(ids).to(first.dtype), first):
             raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
         training = self.model.training
@@ -187,7 +198,7 @@ class ModelAdapter:
     @torch.no_grad()
     def _probe_padding(self) -> bool:
         """Does a row behind padding, whatever that holds, read as the row alone?"""
-        alone = self.table[self._probe_ids(0)]
+        alone = self.table[self.probe_ids(0)]
         attention = torch.ones(1, alone.shape[1] + 1, dtype=torch.int64, device=alone.device)
         attention[:, 0] = 0
         inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
@@ -199,7 +210,7 @@ class ModelAdapter:
                 return False
         return True
 
-    def _probe_ids(self, last: int) -> Tensor:
+    def probe_ids(self, last: int) -> Tensor:
         """[1, PROBE_LENGTH] ids spread over the vocabulary; `last` changes the last of them."""
         spread = [(i * self.vocab_size) // PROBE_LENGTH for i in range(PROBE_LENGTH)]
         spread[-1] = (spread[-1] + last * max(1, self.vocab_size // 2)) % self.vocab_size

@@ -70,7 +70,8 @@ FIELDS: dict[str, Field] = {
     "cfg_scale": Field(0.0, _real(0, 1e4), "a number from 0 to 10000"),
     "logits_eos_inf": _switch(False),
     "confidence_eos_eot_inf": _switch(False),
-    "kv_cache": Field(None, lambda v: v is None, "None (caches are not in this version)"),
+    "kv_cache": _choice(None, None, "prefix", "dual"),
+    "kv_refresh": Field(None, _maybe(_integer(1)), "an integer of at least 1, or None"),
     "decoder": Field("asrd", lambda v: isinstance(v, str), "the name of a decoder"),
     "impl": _choice("auto", "auto", "torch", "triton"),
     "steps": Field(None, _maybe(_integer(1)), "an integer of at least 1, or None"),
@@ -132,7 +133,8 @@ class AsrdConfig(GenerationConfig):
     cfg_scale: float
     logits_eos_inf: bool
     confidence_eos_eot_inf: bool
-    kv_cache: None
+    kv_cache: Literal["prefix", "dual"] | None
+    kv_refresh: int | None
     decoder: str
     impl: Literal["auto", "torch", "triton"]
     steps: int | None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from asrd.adapter import ModelAdapter
+from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
 from asrd.decoders import DECODERS
 from asrd.loop import Observer, Run, decode
@@ -70,6 +71,8 @@ def fast_generate(
     adapter = ModelAdapter(model)
     if model.training:
         log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
+    if config.kv_cache is not None:
+        require_cache(adapter, config, DECODERS[config.decoder])
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
     _refuse_positions(injected.get("position_ids"), request)
     decoder = DECODERS[config.decoder](request, adapter.table.detach())
@@ -121,6 +124,8 @@ def settle(
         for name in _STEERS_STANDARD_ONLY:
             if getattr(config, name) != FIELDS[name].default:
                 _log_once(f"{name} steers the standard decoder only; decoder={config.decoder!r} does not use it")
+    if config.kv_refresh is not None and config.kv_cache is None:
+        _log_once(f"kv_refresh={config.kv_refresh} does nothing without kv_cache")
     return config
 
 

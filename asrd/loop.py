@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asrd.adapter import ModelAdapter
+from asrd.caches import CachedBody
 from asrd.decoders import Decoder
 from asrd.request import Request
 from asrd_kernels import DecodeState, Rules, VocabStats, new_stats, vocab_stats_torch, wanted, wanted_slots
@@ -29,6 +30,7 @@ class Run:
     request: Request
     inputs: dict[str, Any]  # of every forward, besides the embeddings
     pick: Picker
+    cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
 
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, pick: Picker | None = None) -> Run:
@@ -36,10 +38,10 @@ class Run:
         copies = 2 if request.cfg_scale > 0 else 1
         attention = None if request.attention is None else request.attention.repeat(copies, 1)
         positions = None if request.positions is None else request.positions.repeat(copies, 1)
+        inputs = adapter.inputs(attention, positions)
+        cache = CachedBody(adapter, request, inputs, attention, positions) if request.kv_cache else None
         on_cpu = request.prompt.device.type == "cpu"
-        return cls(
-            adapter, request, adapter.inputs(attention, positions), pick or (pick_wanted if on_cpu else pick_slots)
-        )
+        return cls(adapter, request, inputs, pick or (pick_wanted if on_cpu else pick_slots), cache)
 
 
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
@@ -58,7 +60,7 @@ def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> No
 def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> None:
     """One forward pass and what follows from it. With `pick_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
-    hidden = forward(run, embeds)  # 2. one forward pass ...
+    hidden = forward(run, embeds, decoder.state)  # 2. one forward pass ...
     row, position = run.pick(decoder.state, run.request.rules)
     logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
     vocab_stats_torch(logits, row, position, run.request.readout, out=room[0])
@@ -77,13 +79,13 @@ def pick_wanted(state: DecodeState, rules: Rules) -> tuple[Tensor, Tensor]:
     return row, position
 
 
-def forward(run: Run, embeds: Tensor) -> Tensor:
+def forward(run: Run, embeds: Tensor, state: DecodeState) -> Tensor:
     """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompts masked."""
     if run.request.cfg_scale > 0:
         blind = embeds.clone()
         blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
         embeds = torch.cat([embeds, blind])
-    return run.adapter.body(embeds, run.inputs)
+    return run.adapter.body(embeds, run.inputs) if run.cache is None else run.cache(embeds, state)
 
 
 def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:

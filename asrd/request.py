@@ -6,7 +6,7 @@ Knows what a valid prompt is and turns names and ids into numbers. Runs no step 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Request:
     cfg_scale: float
     rules: Rules
     readout: Readout
+    kv_cache: Literal["prefix", "dual"] | None = None
+    kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def prepare(
             temperature=float(config.temperature),
             seed=int(config.seed),
         ),
+        kv_cache=config.kv_cache,
+        kv_refresh=config.kv_refresh,
     )
 
 

@@ -99,7 +99,7 @@ class Step:
         self.embeds = self.decoder.embed()
 
     def _forward(self) -> None:
-        self.hidden = loop.forward(self.run, self.embeds)
+        self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
 
     def _head(self) -> None:
         self.row, self.position = self.run.pick(self.decoder.state, self.request.rules)
