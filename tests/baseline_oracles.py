@@ -328,7 +328,8 @@ def shadowed_logits(row: Row, block: range) -> tuple[list[list[float]], dict[int
     """Logits of canvas and shadow rows, and for each position of the block the row that tells what belongs there.
 
     A shadow row stands, as a mask, at a position of the block; it sees all other shadow rows and everything real but
-    the one token it speaks of. Of shifted models, where a row speaks of the next position, there is one more in front.
+    the one token it speaks of. Of shifted models, where a row speaks of the next position, there is one more in front
+    (and the last one, which speaks of the token behind the block, does not see that).
     """
     ahead = 1 if row.cfg.shifted_logits else 0
     real = len(row.canvas)
@@ -337,8 +338,9 @@ def shadowed_logits(row: Row, block: range) -> tuple[list[list[float]], dict[int
     total = real + len(stands_at)
     visible = [[key < real for key in range(total)] for _ in range(real)]
     visible += [[True] * total for _ in stands_at]
-    for p, shadow in shadow_of.items():
-        visible[shadow][p] = False
+    for shadow, place in enumerate(stands_at, start=real):
+        if place + ahead < real:
+            visible[shadow][place + ahead] = False
     places = list(range(real)) + stands_at
     return row.logits([row.cfg.mask_token_id] * len(stands_at), places, visible), shadow_of
 
@@ -349,7 +351,7 @@ TopK = Callable[[list[float], int], list[int]]
 
 
 def topk_of_torch(scores: list[float], count: int) -> list[int]:
-    return torch.topk(torch.tensor(scores, dtype=torch.float64), count).indices.tolist()
+    return torch.topk(torch.tensor(scores, dtype=torch.float64), min(count, len(scores))).indices.tolist()
 
 
 def saber(

@@ -134,7 +134,7 @@ def test_wino_shadows_see_everything_but_the_token_they_speak_of() -> None:
     calls.clear()
     wino([0], forward, replace(settings, shifted_logits=True))
     real_rows = ["xxxx..."] * 4
-    assert calls[0] == ([0, 5, 5, 5, 5, 5, 5], [0, 1, 2, 3, 0, 1, 2], [*real_rows, "x.xxxxx", "xx.xxxx", "xxxxxxx"])
+    assert calls[0] == ([0, 5, 5, 5, 5, 5, 5], [0, 1, 2, 3, 0, 1, 2], [*real_rows, "x.xxxxx", "xx.xxxx", "xxx.xxx"])
 
 
 def test_wino_takes_back_what_its_shadow_does_not_support() -> None:
