@@ -76,6 +76,13 @@ FIELDS: dict[str, Field] = {
     "impl": _choice("auto", "auto", "torch", "triton"),
     "steps": Field(None, _maybe(_integer(1)), "an integer of at least 1, or None"),
     "remasking": _choice("low_confidence", "low_confidence", "random"),
+    "alg": _choice(None, None, "origin", "maskgit_plus", "topk_margin", "entropy"),
+    "eps": Field(1e-3, _real(1e-9, 0.5), "a number from 1e-9 to 0.5"),
+    "factor": Field(None, _maybe(_real(0, 1e4)), "a number from 0 to 10000, or None"),
+    "threshold_back": Field(0.9, _real(0, 1), "a number from 0 to 1"),
+    "saber_n": Field(2, _integer(1), "an integer of at least 1"),
+    "saber_variant": _choice("llada", "llada", "dream"),
+    "faithful": _switch(False),
     "mask_token_id": _TOKEN_ID,
     "pad_token_id": _TOKEN_ID,
     "eot_token_id": _TOKEN_ID,
@@ -139,6 +146,13 @@ class AsrdConfig(GenerationConfig):
     impl: Literal["auto", "torch", "triton"]
     steps: int | None
     remasking: Literal["low_confidence", "random"]
+    alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None
+    eps: float
+    factor: float | None
+    threshold_back: float
+    saber_n: int
+    saber_variant: Literal["llada", "dream"]
+    faithful: bool
     mask_token_id: int | None
     eot_token_id: int | None
 

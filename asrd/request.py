@@ -26,8 +26,8 @@ class Request:
     attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
     positions: Tensor | None  # [B, P + G] int64, None where no row is padded
     length: int  # G
-    steps: int | None  # of the standard decoder; None: one token a step
-    remasking: str  # of the standard decoder
+    shift: int  # 1 where the logits of a position stand one row earlier
+    config: AsrdConfig  # the settings as they were given, for what only one decoder looks at
     cfg_scale: float
     rules: Rules
     readout: Readout
@@ -84,8 +84,8 @@ def prepare(
         attention=attention,
         positions=positions,
         length=length,
-        steps=config.steps,
-        remasking=config.remasking,
+        shift=adapter.shift,
+        config=config,
         cfg_scale=float(config.cfg_scale),
         rules=_rules(config, ids, length),
         readout=Readout(
