@@ -102,7 +102,7 @@ class Step:
         self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
 
     def _head(self) -> None:
-        self.row, self.position = self.run.pick(self.decoder.state, self.request.rules)
+        self.row, self.position = self.run.pick(self.decoder)
         self.logits = loop.head(self.run, self.hidden, self.row, self.position)
 
     def _statistics(self) -> None:

@@ -19,7 +19,7 @@ def require_cache(adapter: ModelAdapter, config: AsrdConfig, decoder: type) -> N
     cache = f"kv_cache={config.kv_cache!r}"
     if not getattr(decoder, "cacheable", True):
         raise ValueError(
-            f"{cache} cannot be used with decoder={config.decoder!r}, whose forward passes are not of the canvas alone:"
+            f"{cache} cannot be used with decoder={config.decoder!r}, which looks at more than what a cache recomputes:"
             " leave kv_cache out or take another decoder"
         )
     if config.kv_cache == "dual" and config.scope == "sequence":

@@ -48,8 +48,8 @@ class Decoder(ABC):
         precision = torch.promote_types(table.dtype, torch.float32)
         self.state = new_state(request.prompt, request.length, request.rules, precision)
 
-    @classmethod
-    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:  # noqa: B027 - most have nothing to refuse
+    @classmethod  # noqa: B027 - most have nothing to refuse
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """Raise ValueError if the decoder cannot run with these settings on this model."""
 
     @classmethod
