@@ -31,6 +31,16 @@ class Findings:
     split: bool  # LM head can be applied to chosen rows of the body's output
     width: int  # of the logits; at most the table's length
     pads_well: bool | None = None  # a padded row reads as the row alone; None: not asked yet
+    sees_well: bool | None = None  # it keeps to a 4-D mask and to position ids; None: not asked yet
+    cache_fault: str | None = None  # why it can have no KV cache, "" if it can; None: not asked yet
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Who sees whom in a forward of B times N positions, and where each of them stands."""
+
+    visible: Tensor  # [B, N, N] bool: may the position in the second dimension attend to the one in the third?
+    positions: Tensor  # [B, N] int64
 
 
 _findings: WeakKeyDictionary[nn.Module, Findings] = WeakKeyDictionary()
@@ -103,6 +113,24 @@ class ModelAdapter:
             inputs["position_ids"] = positions
         return inputs
 
+    def inputs_seeing(self, sight: Sight, copies: int = 1) -> dict[str, Any]:
+        """As `inputs`, for a forward in which not everybody sees everybody; `copies` of the batch."""
+        inputs: dict[str, Any] = {"use_cache": False} if self.takes_use_cache else {}
+        mask = sight.visible[:, None].repeat(copies, 1, 1, 1)
+        if getattr(self.config, "_attn_implementation", None) == "eager":  # adds its mask to the scores
+            closed = torch.finfo(self.table.dtype).min
+            mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
+        return inputs | {"attention_mask": mask, "position_ids": sight.positions.repeat(copies, 1)}
+
+    def key_mask(self, attention: Tensor | None) -> Tensor | None:
+        """Which keys a slice of the canvas sees: [B, 1, 1, L] to be expanded to its queries, else [B, L]; or None: all.
+
+        attention [B, L] int64 of 0 and 1, or None where no row is padded.
+        """
+        if attention is None:
+            return None
+        return attention.bool()[:, None, None] if self.outer_mask else self._ready_mask(attention, queries=1)
+
     def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] where the two cannot be parted."""
         if self.split:
@@ -131,13 +159,30 @@ class ModelAdapter:
                 " would give wrong text: load the checkpoint with asrd.load, or decode prompts of one length together"
             )
 
-    def _ready_mask(self, attention: Tensor) -> Tensor:
+    def require_sight(self, what: str) -> None:
+        """Raise unless the model keeps to any mask and position ids that it is given, as `what` needs it."""
+        attention = str(getattr(self.config, "_attn_implementation", None))
+        if "flash" in attention:
+            raise ValueError(
+                f"{what} hides some positions from others, which attn_implementation={attention!r} cannot do:"
+                " load the model with attn_implementation='sdpa' or 'eager', or use another decoder"
+            )
+        if self.findings.sees_well is None:
+            self.findings.sees_well = self._probe_sight()
+        if not self.findings.sees_well:
+            raise ValueError(
+                f"{type(self.model).__name__} does not take an attention mask of shape [batch, 1, length, length] with"
+                f" position_ids, which {what} needs: load the checkpoint with asrd.load, or use another decoder"
+            )
+
+    def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
         """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
-        (and look at from the host while doing so)."""
+        (and look at from the host while doing so), for all queries or for so many."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
         if not ours or getattr(self.config, "_attn_implementation", None) not in ("sdpa", "eager"):
             return attention
-        shape_only = self.table.new_zeros(1, 1, 1).expand(*attention.shape, 1)
+        batch, length = attention.shape
+        shape_only = self.table.new_zeros(1, 1, 1).expand(batch, length if queries is None else queries, 1)
         mask = create_bidirectional_mask(self.model.config, shape_only, attention)
         return mask if isinstance(mask, Tensor) else attention
 
@@ -145,8 +190,8 @@ class ModelAdapter:
     def _probe(self) -> tuple[Findings, bool]:
         """Find out by short forwards whether the model can be driven (else an error) and whether body and head can be
         parted. Also says whether the findings may be kept: not if these forwards gave no numbers."""
-        name, ids = type(self.model).__name__, self._probe_ids(0)
-        first, second = self.table[ids], self.table[self._probe_ids(1)]
+        name, ids = type(self.model).__name__, self.probe_ids(0)
+        first, second = self.table[ids], self.table[self.probe_ids(1)]
         if not torch.equal(self.embedding(ids).to(first.dtype), first):
             raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
         training = self.model.training
@@ -187,7 +232,7 @@ class ModelAdapter:
     @torch.no_grad()
     def _probe_padding(self) -> bool:
         """Does a row behind padding, whatever that holds, read as the row alone?"""
-        alone = self.table[self._probe_ids(0)]
+        alone = self.table[self.probe_ids(0)]
         attention = torch.ones(1, alone.shape[1] + 1, dtype=torch.int64, device=alone.device)
         attention[:, 0] = 0
         inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
@@ -199,7 +244,24 @@ class ModelAdapter:
                 return False
         return True
 
-    def _probe_ids(self, last: int) -> Tensor:
+    @torch.no_grad()
+    def _probe_sight(self) -> bool:
+        """Do copies behind a row, each of which sees the row but for its own original, read as their originals? And
+        does the row not notice them?"""
+        alone = self.table[self.probe_ids(0)]
+        length, wanted = alone.shape[1], self.body(alone, self.inputs())
+        place = torch.arange(2 * length, device=alone.device) % length
+        own = torch.eye(length, dtype=torch.bool, device=alone.device)
+        visible = torch.cat([torch.cat([~own | own, own & ~own], 1), torch.cat([~own, own], 1)])
+        try:
+            found = self.body(alone.repeat(1, 2, 1), self.inputs_seeing(Sight(visible[None], place[None])))
+        except (TypeError, ValueError, RuntimeError, AssertionError, IndexError):
+            return False
+        scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        bound = scale * float(wanted.abs().max())
+        return torch.allclose(found.float(), wanted.repeat(1, 2, 1).float(), rtol=scale, atol=bound)
+
+    def probe_ids(self, last: int) -> Tensor:
         """[1, PROBE_LENGTH] ids spread over the vocabulary; `last` changes the last of them."""
         spread = [(i * self.vocab_size) // PROBE_LENGTH for i in range(PROBE_LENGTH)]
         spread[-1] = (spread[-1] + last * max(1, self.vocab_size // 2)) % self.vocab_size

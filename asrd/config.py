@@ -70,11 +70,19 @@ FIELDS: dict[str, Field] = {
     "cfg_scale": Field(0.0, _real(0, 1e4), "a number from 0 to 10000"),
     "logits_eos_inf": _switch(False),
     "confidence_eos_eot_inf": _switch(False),
-    "kv_cache": Field(None, lambda v: v is None, "None (caches are not in this version)"),
+    "kv_cache": _choice(None, None, "prefix", "dual"),
+    "kv_refresh": Field(None, _maybe(_integer(1)), "an integer of at least 1, or None"),
     "decoder": Field("asrd", lambda v: isinstance(v, str), "the name of a decoder"),
     "impl": _choice("auto", "auto", "torch", "triton"),
     "steps": Field(None, _maybe(_integer(1)), "an integer of at least 1, or None"),
     "remasking": _choice("low_confidence", "low_confidence", "random"),
+    "alg": _choice(None, None, "origin", "maskgit_plus", "topk_margin", "entropy"),
+    "eps": Field(1e-3, _real(1e-9, 0.5), "a number from 1e-9 to 0.5"),
+    "factor": Field(None, _maybe(_real(0, 1e4)), "a number from 0 to 10000, or None"),
+    "threshold_back": Field(0.9, _real(0, 1), "a number from 0 to 1"),
+    "saber_n": Field(2, _integer(1), "an integer of at least 1"),
+    "saber_variant": _choice("llada", "llada", "dream"),
+    "faithful": _switch(False),
     "mask_token_id": _TOKEN_ID,
     "pad_token_id": _TOKEN_ID,
     "eot_token_id": _TOKEN_ID,
@@ -132,11 +140,19 @@ class AsrdConfig(GenerationConfig):
     cfg_scale: float
     logits_eos_inf: bool
     confidence_eos_eot_inf: bool
-    kv_cache: None
+    kv_cache: Literal["prefix", "dual"] | None
+    kv_refresh: int | None
     decoder: str
     impl: Literal["auto", "torch", "triton"]
     steps: int | None
     remasking: Literal["low_confidence", "random"]
+    alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None
+    eps: float
+    factor: float | None
+    threshold_back: float
+    saber_n: int
+    saber_variant: Literal["llada", "dream"]
+    faithful: bool
     mask_token_id: int | None
     eot_token_id: int | None
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from asrd.adapter import ModelAdapter
+from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
-from asrd.decoders import DECODERS
+from asrd.decoders import find_decoder, without_effect
 from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
 from asrd.request import Request, prepare
@@ -22,7 +23,6 @@ from asrd_kernels import DecodeState, resolve_impl
 
 log = logging.getLogger("asrd")
 
-_STEERS_STANDARD_ONLY = ("steps", "remasking")
 # What transformers' generate() hands to every custom_generate callable, and what it may then be.
 _INJECTED = ("position_ids", "past_key_values", "use_cache", "logits_to_keep", "synced_gpus")
 _ONE_OR_NONE = ("num_beams", "num_return_sequences")
@@ -64,15 +64,18 @@ def fast_generate(
     injected = {name: settings.pop(name) for name in _INJECTED if name in settings}
     _refuse_extras(logits_processor, stopping_criteria, injected)
     config = settle(generation_config, settings, max_length, input_ids)
-    if config.decoder not in DECODERS:
-        raise ValueError(f"decoder={config.decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
+    chosen = find_decoder(config.decoder)
     resolve_impl(config.impl)
     adapter = ModelAdapter(model)
     if model.training:
         log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
+    chosen.check(config, adapter)
+    if config.kv_cache is not None:
+        require_cache(adapter, config, chosen)
+    config.block_length = chosen.block_length(config)
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
     _refuse_positions(injected.get("position_ids"), request)
-    decoder = DECODERS[config.decoder](request, adapter.table.detach())
+    decoder = chosen(request, adapter.table.detach())
     stream = StreamObserver(streamer, request) if streamer is not None else None
     try:
         decode(Run.of(adapter, request), decoder, [*observers, *([stream] if stream else [])])
@@ -117,10 +120,10 @@ def settle(
             raise ValueError(f"max_length={max_length} leaves no room behind a prompt of {width} tokens")
         given["max_new_tokens"] = max_length - width
     config = AsrdConfig(**base | given)
-    if config.decoder != "standard":
-        for name in _STEERS_STANDARD_ONLY:
-            if getattr(config, name) != FIELDS[name].default:
-                _log_once(f"{name} steers the standard decoder only; decoder={config.decoder!r} does not use it")
+    for name in without_effect(config):
+        _log_once(f"{name} does nothing: decoder={config.decoder!r}, as it is set up, does not look at it")
+    if config.kv_refresh is not None and config.kv_cache is None:
+        _log_once(f"kv_refresh={config.kv_refresh} does nothing without kv_cache")
     return config
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.adapter import ModelAdapter
+from asrd.adapter import ModelAdapter, Sight
+from asrd.caches import CachedBody
 from asrd.decoders import Decoder
 from asrd.request import Request
-from asrd_kernels import DecodeState, Rules, VocabStats, new_stats, vocab_stats_torch, wanted, wanted_slots
+from asrd_kernels import DecodeState, VocabStats, asked_stats_torch, new_stats, vocab_stats_torch
 
 Observer = Callable[[DecodeState], None]
-Picker = Callable[[DecodeState, Rules], tuple[Tensor, Tensor]]
+Picker = Callable[[Decoder], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Run:
     request: Request
     inputs: dict[str, Any]  # of every forward, besides the embeddings
     pick: Picker
+    cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
 
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, pick: Picker | None = None) -> Run:
@@ -36,17 +38,17 @@ class Run:
         copies = 2 if request.cfg_scale > 0 else 1
         attention = None if request.attention is None else request.attention.repeat(copies, 1)
         positions = None if request.positions is None else request.positions.repeat(copies, 1)
+        inputs = adapter.inputs(attention, positions)
+        cache = CachedBody(adapter, request, inputs, attention, positions) if request.kv_cache else None
         on_cpu = request.prompt.device.type == "cpu"
-        return cls(
-            adapter, request, adapter.inputs(attention, positions), pick or (pick_wanted if on_cpu else pick_slots)
-        )
+        return cls(adapter, request, inputs, pick or (pick_wanted if on_cpu else pick_slots), cache)
 
 
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
     """Fill the decoder's canvas. Observers see the state after each step; they must not change it."""
     observers = tuple(observers)
-    room = new_stats(decoder.state)
-    for _ in range(run.request.length):
+    room = new_stats(decoder.state, decoder.extra_rows)
+    for _ in range(decoder.most_steps):
         step(run, decoder, room)
         done = finished(decoder.state, room[1])
         for observer in observers:
@@ -58,38 +60,42 @@ def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> No
 def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> None:
     """One forward pass and what follows from it. With `pick_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
-    hidden = forward(run, embeds)  # 2. one forward pass ...
-    row, position = run.pick(decoder.state, run.request.rules)
+    hidden = forward(run, embeds, decoder.state, decoder.sight())  # 2. one forward pass ...
+    row, position = run.pick(decoder)
     logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
+    asked = asked_stats_torch(decoder.asks, logits, row, position, run.request.readout, decoder.named())
     vocab_stats_torch(logits, row, position, run.request.readout, out=room[0])
-    decoder.commit(room[1])  # 3. - 10. verify, draft, revoke, promote
+    decoder.commit(room[1], **asked)  # 3. - 10. verify, draft, revoke, promote
 
 
-def pick_slots(state: DecodeState, rules: Rules) -> tuple[Tensor, Tensor]:
-    """Row and position [B * W] of the wanted positions and, as position G, of the unused slots: a fixed shape."""
-    slots = wanted_slots(state, rules)
+def pick_slots(decoder: Decoder) -> tuple[Tensor, Tensor]:
+    """Row and position [B * W] of the wanted positions and, one past the last, of the unused slots: a fixed shape."""
+    slots = decoder.slots()
     return torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1]), slots.flatten()
 
 
-def pick_wanted(state: DecodeState, rules: Rules) -> tuple[Tensor, Tensor]:
+def pick_wanted(decoder: Decoder) -> tuple[Tensor, Tensor]:
     """Row and position of the wanted positions and no others: less work where reading their number costs nothing."""
-    row, position = wanted(state).nonzero(as_tuple=True)
+    row, position = decoder.wanted().nonzero(as_tuple=True)
     return row, position
 
 
-def forward(run: Run, embeds: Tensor) -> Tensor:
+def forward(run: Run, embeds: Tensor, state: DecodeState, sight: Sight | None = None) -> Tensor:
     """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompts masked."""
-    if run.request.cfg_scale > 0:
+    copies = 2 if run.request.cfg_scale > 0 else 1
+    inputs = run.inputs if sight is None else run.adapter.inputs_seeing(sight, copies)
+    if copies > 1:
         blind = embeds.clone()
         blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
         embeds = torch.cat([embeds, blind])
-    return run.adapter.body(embeds, run.inputs)
+    return run.adapter.body(embeds, inputs) if run.cache is None else run.cache(embeds, state)
 
 
 def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """Logits [N, V] of the generated positions, classifier-free guidance applied."""
+    """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
     request, adapter = run.request, run.adapter
-    column = position.clamp(max=request.length - 1) + (request.prompt.shape[1] - adapter.shift)
+    column = position + request.prompt.shape[1] - adapter.shift * (position < request.length)
+    column = column.clamp(max=hidden.shape[1] - 1)
     here, column = row.to(hidden.device), column.to(hidden.device)
     logits = adapter.head(hidden[here, column])
     if request.cfg_scale > 0:

@@ -6,7 +6,7 @@ Knows what a valid prompt is and turns names and ids into numbers. Runs no step 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,11 +26,13 @@ class Request:
     attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
     positions: Tensor | None  # [B, P + G] int64, None where no row is padded
     length: int  # G
-    steps: int | None  # of the standard decoder; None: one token a step
-    remasking: str  # of the standard decoder
+    shift: int  # 1 where the logits of a position stand one row earlier
+    config: AsrdConfig  # the settings as they were given, for what only one decoder looks at
     cfg_scale: float
     rules: Rules
     readout: Readout
+    kv_cache: Literal["prefix", "dual"] | None = None
+    kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def prepare(
         attention=attention,
         positions=positions,
         length=length,
-        steps=config.steps,
-        remasking=config.remasking,
+        shift=adapter.shift,
+        config=config,
         cfg_scale=float(config.cfg_scale),
         rules=_rules(config, ids, length),
         readout=Readout(
@@ -93,6 +95,8 @@ def prepare(
             temperature=float(config.temperature),
             seed=int(config.seed),
         ),
+        kv_cache=config.kv_cache,
+        kv_refresh=config.kv_refresh,
     )
 
 

@@ -3,12 +3,14 @@
 state         DecodeState, Rules, VocabStats: what the operations share
 anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy
+asked_stats   logits -> what only some decoders ask for
 commit        statistics -> the next state, in place
 philox        counter-based noise
 dispatch      which implementation runs
 """
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
+from asrd_kernels.asked_stats import asked_stats_torch
 from asrd_kernels.commit import commit_torch, conclude, with_best
 from asrd_kernels.dispatch import resolve_impl
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, new_state, new_stats, wanted, wanted_slots
@@ -21,6 +23,7 @@ __all__ = [
     "Rules",
     "VocabStats",
     "anchor_embed_torch",
+    "asked_stats_torch",
     "commit_torch",
     "conclude",
     "new_state",

@@ -127,15 +127,17 @@ def new_state(prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = to
     )
 
 
-def new_stats(state: DecodeState) -> tuple[VocabStats, VocabStats]:
-    """Room for a step's statistics: as `vocab_stats` writes them, [B, G + 1], and the [B, G] of it that mean something.
+def new_stats(state: DecodeState, extra_rows: int = 0) -> tuple[VocabStats, VocabStats]:
+    """Room for a step's statistics: as `vocab_stats` writes them, [B, N + 1], and the [B, N] of it that mean something.
 
-    Column G is where the statistics of unused slots go.
+    N is G, or more where a decoder's forward passes have rows besides the canvas. Column N is where the statistics of
+    unused slots go.
     """
-    shape, precision = (state.tokens.shape[0], state.length + 1), state.entropy.dtype
+    width, precision = state.length + extra_rows, state.entropy.dtype
+    shape = (state.tokens.shape[0], width + 1)
     kinds = (torch.int64, precision, precision, torch.bool)
     room = VocabStats(*(torch.zeros(shape, dtype=kind, device=state.tokens.device) for kind in kinds))
-    return room, VocabStats(*(values[:, : state.length] for values in room))
+    return room, VocabStats(*(values[:, :width] for values in room))
 
 
 def wanted(state: DecodeState) -> Tensor:

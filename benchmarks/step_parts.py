@@ -99,10 +99,10 @@ class Step:
         self.embeds = self.decoder.embed()
 
     def _forward(self) -> None:
-        self.hidden = loop.forward(self.run, self.embeds)
+        self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
 
     def _head(self) -> None:
-        self.row, self.position = self.run.pick(self.decoder.state, self.request.rules)
+        self.row, self.position = self.run.pick(self.decoder)
         self.logits = loop.head(self.run, self.hidden, self.row, self.position)
 
     def _statistics(self) -> None:

@@ -121,24 +121,36 @@ class TableModel(nn.Module):
         position_ids: torch.Tensor | None = None,
         **_: Any,
     ) -> SimpleNamespace:
-        """inputs_embeds [B, L, D], attention_mask [B, L] of zeros then ones -> .logits [B, L, V]."""
+        """inputs_embeds [B, L, D], attention_mask [B, L] of zeros then ones -> .logits [B, L, V].
+
+        Or attention_mask [B, 1, L, L] bool with position_ids: then each position has a canvas of its own, what it sees.
+        """
         spec, embeds = self.spec, inputs_embeds
         if attention_mask is None:
             attention_mask = torch.ones(embeds.shape[:2], dtype=torch.long)
-        assert attention_mask.shape == embeds.shape[:2], "table models take a 2-D mask"
-        real = attention_mask.bool()
-        place = (real.long().cumsum(1) - 1).clamp(min=0)
-        if position_ids is not None:
-            assert torch.equal(position_ids.expand_as(place)[real], place[real]), (
-                "positions count from the first real token"
-            )
-
+        free = attention_mask.dim() == 4
         table = self.embed_tokens.weight
         token = (2 * embeds @ table.T - table.square().sum(1) + self.handicap).argmax(-1)
+        if free:
+            assert attention_mask.dtype == torch.bool
+            assert position_ids is not None
+            assert attention_mask.shape == (len(embeds), 1, embeds.shape[1], embeds.shape[1])
+            visible, place = attention_mask[:, 0], position_ids
+        else:
+            assert attention_mask.shape == embeds.shape[:2], "a 2-D mask is as long as the sequence"
+            visible = attention_mask.bool()[:, None]
+            place = (visible[:, 0].long().cumsum(1) - 1).clamp(min=0)
+            if position_ids is not None:
+                assert torch.equal(position_ids.expand_as(place)[visible[:, 0]], place[visible[:, 0]]), (
+                    "positions count from the first real token"
+                )
+
         each = scramble(token * 1_000_003 + place * 7919 + spec.seed)
         if spec.edit_step is not None:
             each = scramble(each + torch.floor(embeds @ self.ray / spec.edit_step).long())
-        canvas = scramble((each * real).sum(1, keepdim=True))
+        canvas = scramble((each[:, None] * visible).sum(2))  # [B, 1], or [B, L] of what each position sees
+        if free and spec.shifted:
+            place, token = self._next(visible, place, token)
         here = scramble(canvas + place * 104_729)
         always = scramble(place * 15_485_863 + spec.seed * 31 + 17)
 
@@ -153,7 +165,18 @@ class TableModel(nn.Module):
 
         # Said by the whole canvas to every position: a softmax does not see it, a probe for causal attention does.
         logits = logits + (canvas % 65_536).to(logits.dtype).unsqueeze(2) / 1024
-        return SimpleNamespace(logits=torch.cat([logits[:, 1:], logits[:, -1:]], 1) if spec.shifted else logits)
+        return SimpleNamespace(
+            logits=torch.cat([logits[:, 1:], logits[:, -1:]], 1) if spec.shifted and not free else logits
+        )
+
+    def _next(self, visible: torch.Tensor, place: torch.Tensor, token: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """For each position the place after its own and the token that it sees there (the mask, if it sees none but
+        masks); its own, if it sees nobody there."""
+        there = visible & (place[:, None] == place[:, :, None] + 1)
+        mask = self.spec.mask_token_id
+        spoken = torch.where(there & (token != mask)[:, None], token[:, None], -1).amax(2)
+        found = torch.where(spoken < 0, mask, spoken)
+        return place + there.any(2), torch.where(there.any(2), found, token)
 
 
 def scramble(number: torch.Tensor) -> torch.Tensor:

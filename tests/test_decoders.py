@@ -133,9 +133,8 @@ def test_each_row_of_a_padded_batch_equals_the_row_alone(name: str) -> None:
             "decoder": name,
             "max_new_tokens": 13,
             "block_length": 5,
-            "threshold": 0.4,
             "return_dict_in_generate": True,
-        }
+        } | ({"threshold": 0.4} if "threshold" in DECODERS[name].reads else {})
         batch = asrd.fast_generate(model, ids, mask, **settings)
         for row in range(3):
             alone = asrd.fast_generate(model, ids[row : row + 1, mask[row].bool()], row_ids=[row], **settings)

@@ -12,7 +12,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from asrd.config import ALIASES, FIELDS, check
-from asrd.decoders import DECODERS
+from asrd.decoders import find_decoder
 from asrd.load import load
 from asrd_kernels import resolve_impl
 
@@ -85,8 +85,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, value in settings.items():
         check(name, value)
     resolve_impl(settings.get("impl", "auto"))
-    if (decoder := settings.get("decoder", "asrd")) not in DECODERS:
-        raise ValueError(f"decoder={decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
+    find_decoder(settings.get("decoder", "asrd"))
     return settings
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asrd.config import FIELDS, AsrdConfig
-from asrd.decoders import DECODERS
+from asrd.config import AsrdConfig
+from asrd.decoders import find_decoder
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ def plan_runs(
     """All runs, checked. A setting that a decoder does not read (`reads`) is not swept for it."""
     runs: dict[str, RunSpec] = {}
     for decoder in decoders:
-        if decoder not in DECODERS:
-            raise ValueError(f"decoder={decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
-        reads = getattr(DECODERS[decoder], "reads", frozenset(FIELDS))
+        reads = find_decoder(decoder).reads
         swept = [name for name in sweeps if name in reads]
         for values in itertools.product(*(sweeps[name] for name in swept)):
             settings = {n: v for n, v in common.items() if n in reads} | dict(zip(swept, values, strict=True))

@@ -1,50 +1,68 @@
 """The decoders by name. A decoder edits the canvas; the loop runs the model and reads the logits.
 
-A decoder is built from a `Request` and the embedding table and has
-  state     tensors of `asrd_kernels.DecodeState`: canvas, roles, counters, done flags
-  embed()   -> input embeddings [B, L, D] of the coming forward pass
-  commit(stats)  apply the statistics [B, G] of the wanted positions (guided masks and pending tokens)
-and may have
-  reads     names of the `AsrdConfig` settings that change what it does; a comparison sweeps no others for it
-Add your own with `asrd.decoders.DECODERS["name"] = YourDecoder`.
+base       `Decoder`: what the loop asks, with the usual answers; `ranks`
+plain      `PlainDecoder`: choose which masks to commit, nothing else
+asrd       the paper's
+control    a control for its revocations
+standard   the models' own: LLaDA's quota, Dream's schedules
+fast_dllm  by threshold, by factor
+wino       a shadow of the block checks what stands
+saber      the weakest tokens are taken back
+
+A decoder says what it wants to know after a forward pass (`wanted`: which positions; `asks`: which statistics besides
+top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line:
+`asrd.decoders.DECODERS["name"] = YourDecoder`.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import Tensor
-
+from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders.asrd import AsrdDecoder
+from asrd.decoders.base import Decoder, ranks
 from asrd.decoders.control import RandomRevocationDecoder
-from asrd.decoders.plain import PlainDecoder, StandardDecoder, ThresholdDecoder
-from asrd.request import Request
-from asrd_kernels import DecodeState, VocabStats
-
-
-class Decoder(Protocol):
-    """What the loop asks of a decoder."""
-
-    state: DecodeState
-
-    def __init__(self, request: Request, table: Tensor) -> None: ...
-    def embed(self) -> Tensor: ...
-    def commit(self, stats: VocabStats) -> None: ...
-
+from asrd.decoders.fast_dllm import FactorDecoder, ThresholdDecoder
+from asrd.decoders.plain import PlainDecoder
+from asrd.decoders.saber import SaberDecoder
+from asrd.decoders.standard import StandardDecoder
+from asrd.decoders.wino import WinoDecoder
 
 DECODERS: dict[str, type[Decoder]] = {
     "asrd": AsrdDecoder,
     "standard": StandardDecoder,
     "threshold": ThresholdDecoder,
+    "factor": FactorDecoder,
+    "wino": WinoDecoder,
+    "saber": SaberDecoder,
     "random-revocation": RandomRevocationDecoder,
 }
+
+
+def find_decoder(name: str) -> type[Decoder]:
+    """The decoder of that name, or a ValueError that lists them."""
+    if name not in DECODERS:
+        raise ValueError(f"decoder={name!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
+    return DECODERS[name]
+
+
+def without_effect(config: AsrdConfig) -> list[str]:
+    """The settings that were changed but that the configured decoder does not look at."""
+    decoder = find_decoder(config.decoder)
+    unread = (frozenset(FIELDS) - decoder.reads) | decoder.unread(config)
+    return [name for name in FIELDS if name in unread and getattr(config, name) != FIELDS[name].default]
+
 
 __all__ = [
     "DECODERS",
     "AsrdDecoder",
     "Decoder",
+    "FactorDecoder",
     "PlainDecoder",
     "RandomRevocationDecoder",
+    "SaberDecoder",
     "StandardDecoder",
     "ThresholdDecoder",
+    "WinoDecoder",
+    "find_decoder",
+    "ranks",
+    "without_effect",
 ]

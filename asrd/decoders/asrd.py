@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asrd.config import FIELDS
+from asrd.decoders.base import ASRD_FIELDS, SHARED, Decoder
 from asrd.request import Request
-from asrd_kernels import VocabStats, anchor_embed_torch, commit_torch, new_state
+from asrd_kernels import VocabStats, anchor_embed_torch, commit_torch, new_state, wanted_slots
 
 
-class AsrdDecoder:
+class AsrdDecoder(Decoder):
     """Anchor-supervised revocable decoding; all of it is in `asrd_kernels`."""
 
-    reads = frozenset(FIELDS) - {"steps", "remasking"}
+    reads = SHARED | ASRD_FIELDS
 
     def __init__(self, request: Request, table: Tensor) -> None:
         self.rules, self.row_ids, self.table = request.rules, request.readout.row_ids, table
@@ -23,6 +23,10 @@ class AsrdDecoder:
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
         return anchor_embed_torch(self.state, self.table, self.rules, self.row_ids)
+
+    def slots(self) -> Tensor:
+        """Those of two blocks, or in scope "sequence" of all."""
+        return wanted_slots(self.state, self.rules)
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote."""

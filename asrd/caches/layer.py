@@ -1,0 +1,81 @@
+"""K/V of a whole canvas as a transformers cache: each forward brings some rows and, of each, some positions.
+
+transformers' own static layer writes one range for all rows; here every row has positions of its own.
+Knows tensors and transformers' interface. Does not know which positions ought to be recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@dataclass
+class Window:
+    """What the coming forward brings."""
+
+    rows: Tensor | None = None  # [R] int64, which rows; None: all
+    columns: Tensor | None = None  # [R, W] int64, which positions of them, `length` for a slot without one; None: all
+
+
+class CanvasLayer(CacheLayerMixin):
+    """One attention layer's keys and values, [B, H, length + 1, D]; what is in column `length` nobody sees."""
+
+    is_sliding = False
+
+    def __init__(self, length: int, window: Window) -> None:
+        super().__init__()
+        self.length, self.window = length, window
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Room for all rows; the first forward must bring them."""
+        self.keys, self.values = (
+            new.new_empty(*new.shape[:2], self.length + 1, new.shape[3]) for new in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store the new K/V [R, H, W, D] and return those of the whole canvas [R, H, length, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        return self._update(self.keys, key_states), self._update(self.values, value_states)
+
+    def _update(self, stored: Tensor, new: Tensor) -> Tensor:
+        rows, columns = self.window.rows, self.window.columns
+        every = torch.arange(len(stored), device=stored.device) if rows is None else rows.to(stored.device)
+        if columns is None:
+            stored[every, :, : self.length] = new
+            return new
+        stored[every[:, None], :, columns.to(stored.device)] = new.transpose(1, 2)
+        return (stored if rows is None else stored[every])[:, :, : self.length]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Every query sees the whole canvas."""
+        return self.length, 0
+
+    def get_seq_length(self) -> int:
+        """No query comes after what is stored."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """The canvas."""
+        return self.length
+
+
+class CanvasCache(Cache):
+    """The layers of one model. `aim` says what the coming forward brings; the first one must bring everything."""
+
+    def __init__(self, length: int) -> None:
+        self.window = Window()
+        super().__init__(layer_class_to_replicate=partial(CanvasLayer, length, self.window))  # type: ignore[arg-type]
+
+    def aim(self, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
+        """rows [R] and columns [R, W] of the coming forward; None: all."""
+        self.window.rows, self.window.columns = rows, columns

@@ -1,0 +1,148 @@
+"""`Decoder`: what the loop asks of a decoder, with the answers that most of them give.
+
+Knows the canvas and its roles. Does not know the model, the logits or the rule by which tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asrd.adapter import ModelAdapter, Sight
+from asrd.config import FIELDS, AsrdConfig
+from asrd.request import Request
+from asrd_kernels import DecodeState, Rules, VocabStats, conclude, new_state
+from asrd_kernels.philox import random_bits
+
+ASRD_FIELDS = frozenset({
+    "threshold", "window", "capacity", "alpha", "beta", "scope", "revoked_history", "anchor_eos", "verify", "magnitude",
+    "probe",
+})  # fmt: skip
+BASELINE_FIELDS = frozenset({
+    "steps", "remasking", "alg", "eps", "factor", "threshold_back", "saber_n", "saber_variant", "faithful",
+})  # fmt: skip
+SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
+
+
+class Decoder(ABC):
+    """Edits the canvas: before each forward pass its embeddings, after it its tokens.
+
+    Positions of [B, G] tensors are the generated ones. Only `commit` must be written; the class attributes say what the
+    decoder is like.
+    """
+
+    reads: frozenset[str] = SHARED  # the settings that change what it does; others are logged and swept by nobody
+    asks: tuple[str, ...] = ()  # statistics beyond VocabStats: "margin", "named"; `commit` gets them by these names
+    extra_rows = 0  # of the forward, behind the canvas; their statistics are columns G, G + 1, ...
+    cacheable = True  # a KV cache may stand in for what is outside the active block
+
+    rules: Rules
+    state: DecodeState
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        self.request, self.rules, self.table = request, request.rules, table
+        precision = torch.promote_types(table.dtype, torch.float32)
+        self.state = new_state(request.prompt, request.length, request.rules, precision)
+
+    @classmethod  # noqa: B027 - most have nothing to refuse
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """Raise ValueError if the decoder cannot run with these settings on this model."""
+
+    @classmethod
+    def unread(cls, config: AsrdConfig) -> frozenset[str]:
+        """Settings among `reads` that do nothing beside the others in this configuration."""
+        return frozenset()
+
+    @classmethod
+    def block_length(cls, config: AsrdConfig) -> int:
+        """Length of the blocks in which the canvas is filled from left to right."""
+        return int(config.block_length)
+
+    @property
+    def most_steps(self) -> int:
+        """After how many forward passes every row is done."""
+        return self.state.length
+
+    # --- before a forward pass ---
+
+    def embed(self) -> Tensor:
+        """Embeddings [B, L + extra_rows, D] of the coming forward pass: the canvas, clean, unless overridden."""
+        return F.embedding(self.state.tokens, self.table)
+
+    def sight(self) -> Sight | None:
+        """Who sees whom in the coming forward pass; None: every position of the canvas sees every other."""
+        return None
+
+    # --- after it ---
+
+    def wanted(self) -> Tensor:
+        """[B, G + extra_rows] bool: whose statistics `commit` wants; by default those of the active block's masks."""
+        return self.state.guided | self.state.pending
+
+    def slots(self) -> Tensor:
+        """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""
+        wanted = self.wanted()
+        columns = torch.arange(wanted.shape[1], device=wanted.device)
+        return torch.where(wanted, columns, wanted.shape[1])
+
+    def named(self) -> Tensor:
+        """[B, G + extra_rows] token ids whose probabilities the statistic "named" is; by default those that stand."""
+        return self.state.generated
+
+    @abstractmethod
+    def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
+        """Apply the statistics [B, G + extra_rows] of the wanted positions, and those asked for by name."""
+
+    # --- for use in `commit` ---
+
+    @property
+    def masked(self) -> Tensor:
+        """[B, G] bool: where no token stands."""
+        return self.state.generated == self.rules.mask_id
+
+    @property
+    def in_active_block(self) -> Tensor:
+        """[B, G] bool: the leftmost block that has a mask."""
+        return self.state.block_of == self.state.active[:, None]
+
+    def change(
+        self, top1: Tensor, drafted: Tensor, revoked: Tensor | None = None, provisional: Tensor | None = None
+    ) -> None:
+        """End the step: put `top1` where `drafted`, masks where `revoked`, and end the rows that are complete.
+
+        What is both is committed and taken back at once. provisional: tokens that may still be taken back. They are
+        streamed as drafts, and no text ends with them, but a row without masks is done all the same. Everything is
+        [B, G]; done rows do not change.
+        """
+        state, tokens, live = self.state, self.state.generated, ~self.state.done
+        drafted = drafted & live[:, None]
+        revoked = torch.zeros_like(drafted) if revoked is None else revoked & live[:, None]
+        masked = (self.masked & ~drafted) | revoked
+        tokens.copy_(torch.where(revoked, self.rules.mask_id, torch.where(drafted, top1, tokens)))
+        state.step.add_(live)
+        state.counts[:2].add_(torch.stack([drafted, revoked]).sum(2))
+        pending = torch.zeros_like(masked)
+        if provisional is not None:
+            pending = provisional & ~masked & masked.any(1, keepdim=True)
+        conclude(state, masked, pending, self.rules)
+
+    def lots(self) -> Tensor:
+        """[B, G] int64, 32 random bits for each position and step, whatever the batch."""
+        state = self.state
+        row = self.request.readout.row_ids[:, None].expand_as(state.guided)
+        step = (state.step + 1)[:, None].expand_as(row)
+        return random_bits(self.rules.seed, row, state.positions.expand_as(row), step, 1)[..., 0]
+
+
+def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:
+    """[B, N] int64: 0 for the smallest (or largest) score among [B, N], 1 for the next; of equals the lower position
+    first. What is not among comes after all that is."""
+    outside = -torch.inf if largest else torch.inf
+    order = torch.where(among, score, outside).argsort(dim=1, descending=largest, stable=True)
+    inside = among.gather(1, order)
+    place = torch.where(inside, inside.cumsum(1) - 1, score.shape[1])
+    return torch.empty_like(order).scatter_(1, order, place)

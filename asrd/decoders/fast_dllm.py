@@ -1,0 +1,71 @@
+"""Fast-dLLM's two rules: how many masks of the active block are sure enough to be committed together.
+
+The caches of Fast-dLLM are `kv_cache="prefix"` and `"dual"`, and go with every decoder that allows them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asrd.adapter import ModelAdapter
+from asrd.config import FIELDS, AsrdConfig
+from asrd.decoders.base import SHARED, ranks
+from asrd.decoders.plain import PlainDecoder
+from asrd.request import Request
+from asrd_kernels import VocabStats, with_best
+
+USUAL_FACTOR = 1.0
+
+
+class ThresholdDecoder(PlainDecoder):
+    """Every mask with confidence of at least the threshold, and in any case the most confident."""
+
+    reads = SHARED | {"threshold"}
+
+    @classmethod
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """One rule at a time."""
+        if config.factor is not None:
+            raise ValueError(
+                f"factor={config.factor} and decoder='threshold' are two rules for the same choice:"
+                " leave factor out, or use decoder='factor'"
+            )
+
+    def choose(self, masks: Tensor, stats: VocabStats, **_: Tensor) -> Tensor:
+        """All that are confident enough."""
+        return with_best(masks & (stats.confidence >= self.rules.threshold), masks, stats.confidence)
+
+
+class FactorDecoder(PlainDecoder):
+    """The n most confident masks, n as large as goes: the r-th of them must have confidence 1 - factor / (r + 1).
+
+    The first is taken in any case, and so is the last of all: where only that one falls short, it goes with the others
+    (an off-by-one of the original that is part of its results).
+    """
+
+    reads = SHARED | {"factor"}
+
+    @classmethod
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """One rule at a time."""
+        if config.threshold != FIELDS["threshold"].default:
+            raise ValueError(
+                f"threshold={config.threshold} and decoder='factor' are two rules for the same choice:"
+                " leave threshold out, or use decoder='threshold'"
+            )
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        super().__init__(request, table)
+        factor = USUAL_FACTOR if request.config.factor is None else float(request.config.factor)
+        number = torch.arange(1, request.length + 1, dtype=torch.float64, device=request.prompt.device)
+        self.bounds = 1 - factor / (number + 1)
+        self.bounds[0] = -1
+
+    def choose(self, masks: Tensor, stats: VocabStats, **_: Tensor) -> Tensor:
+        """Those before the first that falls short."""
+        rank, total = ranks(stats.confidence, masks, largest=True), masks.sum(1, keepdim=True)
+        bound = self.bounds[rank.clamp(max=len(self.bounds) - 1)]
+        short = masks & (stats.confidence.double() < bound)
+        number = torch.where(short, rank, total).amin(1, keepdim=True)
+        return masks & (rank < torch.where(number == total - 1, total, number))

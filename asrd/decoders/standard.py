@@ -1,0 +1,121 @@
+"""The models' own decoders: a schedule says how many masks a step commits, a score says which.
+
+LLaDA fills block after block by quota. Dream (`alg`) fills the whole canvas at once along a line of times.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asrd.adapter import ModelAdapter
+from asrd.config import AsrdConfig
+from asrd.decoders.base import SHARED, ranks
+from asrd.decoders.plain import PlainDecoder
+from asrd.request import Request
+from asrd_kernels import VocabStats
+
+
+class StandardDecoder(PlainDecoder):
+    """LLaDA's low-confidence remasking, or with `alg` one of Dream's schedules.
+
+    LLaDA's: `steps` forward passes are shared out evenly over the blocks and, in each block, its positions evenly over
+    them, the first steps taking one more where that does not come out even. Steps that would commit nothing are left
+    out. Without `steps`: one token a step. With remasking="random" any masks are taken, drawn by lot.
+
+    Dream's: each step reveals its share of the masks (`shares`): each mask by lot ("origin"), or those with the highest
+    probability ("maskgit_plus"), margin over the second ("topk_margin") or lowest entropy ("entropy"). There are no
+    blocks; without `steps` there are as many steps as tokens.
+    """
+
+    reads = SHARED | {"steps", "remasking", "alg", "eps"}
+
+    @classmethod
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """Dream's schedules go with shifted logits, and have their own idea of which masks are taken."""
+        if config.alg is None:
+            return
+        if not adapter.shift:
+            raise ValueError(
+                f"alg={config.alg!r} is a schedule of Dream, whose logits are shifted by one; those of"
+                f" {type(adapter.model).__name__} are not: leave alg out for LLaDA's schedule"
+                " (or set model.config.logits_shift=True if they are)"
+            )
+        if config.remasking != "low_confidence":
+            raise ValueError(
+                f"alg={config.alg!r} and remasking={config.remasking!r} are two rules for the same choice:"
+                " leave one of them out (alg='origin' is Dream's random one)"
+            )
+
+    @classmethod
+    def unread(cls, config: AsrdConfig) -> frozenset[str]:
+        """Dream's schedules know no blocks, LLaDA's no eps."""
+        return frozenset({"eps"}) if config.alg is None else frozenset({"block_length"})
+
+    @classmethod
+    def block_length(cls, config: AsrdConfig) -> int:
+        """The whole canvas for Dream's schedules."""
+        return int(config.block_length) if config.alg is None else int(config.max_new_tokens)
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        super().__init__(request, table)
+        self.steps, self.random, self.alg = request.config.steps, request.config.remasking == "random", None
+        if request.config.alg is not None:
+            self.alg = request.config.alg
+            self.steps = self.steps or request.length
+            self.share = shares(self.steps, float(request.config.eps), request.prompt.device)
+            self.asks = ("margin",) if self.alg == "topk_margin" else ()
+            return
+        self.sizes = self.steps_in = torch.bincount(self.state.block_of)
+        if self.steps is not None:
+            blocks = len(self.sizes)
+            if self.steps < blocks:
+                raise ValueError(f"steps={self.steps} is less than the number of blocks, {blocks}: each needs a step")
+            self.steps_in = self.sizes.clamp(max=self.steps // blocks)
+
+    @property
+    def most_steps(self) -> int:
+        """Dream's schedules take all their steps, even if there are more of them than tokens."""
+        return self.state.length if self.alg is None else max(int(self.steps or 0), 1)
+
+    def choose(self, masks: Tensor, stats: VocabStats, **asked: Tensor) -> Tensor:
+        """The step's number of masks with the highest score; of equals the lower position."""
+        if self.alg == "origin":
+            share = self.share[self._step()].double()[:, None]
+            return masks & (self.lots().double() < share * 2.0**32)
+        number = self._quota(masks) if self.alg is None else self._dream_number(masks)
+        return masks & (ranks(self._score(stats, **asked), masks, largest=True) < number[:, None])
+
+    def _score(self, stats: VocabStats, margin: Tensor | None = None) -> Tensor:
+        if margin is not None:
+            return margin
+        if self.alg == "entropy":
+            return -stats.entropy
+        return self.lots().double() if self.random else stats.confidence
+
+    def _quota(self, masks: Tensor) -> Tensor:
+        """[B] how many masks LLaDA commits in this step."""
+        size, steps = self.sizes[self.state.active], self.steps_in[self.state.active]
+        committed = size - masks.sum(1)
+        base, extra = size // steps, size % steps
+        early = committed < extra * (base + 1)  # the first steps of the block
+        return base + early
+
+    def _dream_number(self, masks: Tensor) -> Tensor:
+        """[B] how many masks Dream commits in this step; in single precision, as Dream computes it."""
+        return (masks.sum(1).float() * self.share[self._step()]).long()
+
+    def _step(self) -> Tensor:
+        return self.state.step.clamp(max=len(self.share) - 1)
+
+
+def shares(steps: int, eps: float, device: torch.device) -> Tensor:
+    """[steps] float32: the share of the masks that each step of Dream reveals on the way from time 1 to time eps.
+
+    1 - s / t with t the time before and s the time after; the last step reveals everything. Rounded down to whole
+    tokens, the early steps of a long schedule reveal nothing.
+    """
+    times = torch.linspace(1, eps, steps + 1, device=device)
+    share = 1 - times[1:] / times[:-1]
+    share[-1] = 1
+    return share

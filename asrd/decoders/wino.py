@@ -1,0 +1,135 @@
+"""WINO (Wide-In, Narrow-Out): draft many tokens of a block, and have a shadow of the block check those that stand.
+
+The shadow is a row of masks behind the canvas, one for each position of the active block. It sees the canvas except
+the token that it checks; the canvas does not see the shadow. So each forward pass drafts and checks at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asrd.adapter import ModelAdapter, Sight
+from asrd.config import AsrdConfig
+from asrd.decoders.base import SHARED, Decoder, ranks
+from asrd.request import Request
+from asrd_kernels import VocabStats, with_best
+
+FEWEST, MOST, SHARE = 5, 20, 0.7  # drafts a step: at most 70 % of the masks, but 5 are allowed and more than 20 never
+
+
+class WinoDecoder(Decoder):
+    """Drafts every mask with confidence above `threshold` (at least one), and takes back the tokens of the active
+    block whose probability in the shadow's eyes is below `threshold_back`: none if there is but one draft, and always
+    fewer than the step before drafted, so that it ends.
+
+    Row j of the shadow checks position j of the block. Where logits are shifted, it stands one position earlier, for
+    that is where the model predicts from, and one row more stands at the block's last position: to the others each
+    position of the block is masked, as in the unshifted case. A row past the block is seen by nobody.
+    """
+
+    reads = SHARED | {"threshold", "threshold_back"}
+    asks = ("named",)
+    cacheable = False
+
+    @classmethod
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """The shadow needs its own attention mask and positions."""
+        adapter.require_sight("decoder='wino'")
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        super().__init__(request, table)
+        state, size, device = self.state, request.rules.block_length, request.prompt.device
+        batch, self.canvas = state.tokens.shape
+        self.size, self.extra_rows = size, size + request.shift
+        self.shadow = torch.arange(self.extra_rows, device=device)
+        self.columns = torch.arange(self.canvas, device=device)
+        self.places = self.columns.expand(batch, -1) if request.positions is None else request.positions
+        self.real = torch.ones_like(self.places, dtype=torch.bool)
+        if request.attention is not None:
+            self.real = request.attention.bool()
+        self.caps = torch.tensor([min(max(int(SHARE * n), FEWEST), MOST) for n in range(size + 1)], device=device)
+        self.allowed = torch.zeros(batch, dtype=torch.int64, device=device)  # fewer than this may be taken back
+
+    @property
+    def checked_column(self) -> Tensor:
+        """[B, extra_rows] the canvas column that each row of the shadow checks, perhaps one behind the block."""
+        return (self.state.prompt_length + self.state.active * self.size)[:, None] + self.shadow
+
+    @property
+    def block(self) -> Tensor:
+        """[B, S] position of each of the active block's slots, G where the last block is shorter."""
+        return (self.state.active[:, None] * self.size + self.shadow[: self.size]).clamp(max=self.state.length)
+
+    def embed(self) -> Tensor:
+        """The canvas, then the shadow: masks."""
+        canvas = super().embed()
+        mask = self.table[self.rules.mask_id]
+        return torch.cat([canvas, mask.expand(len(canvas), self.extra_rows, -1)], dim=1)
+
+    def sight(self) -> Sight:
+        """The canvas sees itself; each row of the shadow sees the canvas but for what it checks, and the shadow."""
+        checked = self.checked_column
+        column = checked - self.request.shift
+        in_block = column < (checked[:, :1] + self.size).clamp(max=self.canvas)
+        before = self.real[:, None].expand(-1, self.canvas, -1)
+        blind = torch.zeros_like(in_block)[:, None].expand(-1, self.canvas, -1)
+        but_one = self.real[:, None] & (self.columns != checked[:, :, None])
+        each_other = in_block[:, None].expand(-1, self.extra_rows, -1)
+        visible = torch.cat([torch.cat([before, blind], dim=2), torch.cat([but_one, each_other], dim=2)], dim=1)
+        places = self.places.gather(1, column.clamp(max=self.canvas - 1))
+        return Sight(visible, torch.cat([self.places, places], dim=1))
+
+    def wanted(self) -> Tensor:
+        """The masks of the active block, and the shadow of its tokens."""
+        shadow = torch.zeros_like(self.checked_column, dtype=torch.bool)
+        shadow[:, : self.size] = self._standing()
+        return torch.cat([self.state.guided & self.in_active_block, shadow], dim=1)
+
+    def slots(self) -> Tensor:
+        """As many slots as the active block and its shadow have positions."""
+        nowhere = self.state.length + self.extra_rows
+        masks = torch.where(self._in_block(self.state.guided), self.block, nowhere)
+        shadow = torch.where(self._standing(), self.state.length + self.shadow[: self.size], nowhere)
+        return torch.cat([masks, shadow], dim=1)
+
+    def named(self) -> Tensor:
+        """The tokens that stand, and again for the shadow."""
+        shadow = torch.full_like(self.checked_column, self.rules.mask_id)
+        shadow[:, : self.size] = self._in_block(self.state.generated)
+        return torch.cat([self.state.generated, shadow], dim=1)
+
+    def commit(self, stats: VocabStats, named: Tensor) -> None:
+        """Draft, then check what stood before."""
+        length = self.state.length
+        masks, confidence = self.state.guided & self.in_active_block, stats.confidence[:, :length]
+        confident = masks & (confidence > self.rules.threshold)
+        cap = self.caps[masks.sum(1)][:, None]
+        best = masks & (ranks(confidence, masks, largest=True) < cap)
+        drafted = torch.where(confident.sum(1, keepdim=True) > cap, best, with_best(confident, masks, confidence))
+
+        support, standing = named[:, length : length + self.size], self._standing()
+        refused = standing & (support < self.request.config.threshold_back)
+        allowed = self.allowed[:, None]
+        weakest = standing & (ranks(support, standing) < allowed - 1)
+        refused = torch.where(refused.sum(1, keepdim=True) >= allowed, weakest, refused)
+        number = drafted.sum(1)
+        refused &= (number > 1)[:, None]
+        revoked = self._on_canvas(refused)
+        still_open = ((masks & ~drafted) | revoked).any(1, keepdim=True)
+        self.allowed.copy_(number)  # the first step of a block has nothing to check, so it needs no allowance
+        self.change(stats.top1[:, :length], drafted, revoked, provisional=self.in_active_block & still_open)
+
+    def _standing(self) -> Tensor:
+        """[B, S] bool: the slots of the active block with a token; none where the row is done."""
+        return self._in_block(~self.masked & ~self.state.done[:, None])
+
+    def _in_block(self, values: Tensor) -> Tensor:
+        """[B, S] of values [B, G] in the active block's slots; 0 where the last block is shorter."""
+        padded = torch.cat([values, torch.zeros_like(values[:, :1])], dim=1)
+        return padded.gather(1, self.block)
+
+    def _on_canvas(self, slots: Tensor) -> Tensor:
+        """[B, G] of slots [B, S]; `_in_block` the other way round."""
+        canvas = torch.zeros(len(slots), self.state.length + 1, dtype=slots.dtype, device=slots.device)
+        return canvas.scatter(1, self.block, slots)[:, :-1]

@@ -1,0 +1,43 @@
+"""`asked_stats`: statistics of the wanted rows of logits that only some decoders ask for, by name.
+
+margin  difference between the two largest probabilities
+named   probability of a token that the decoder names for each position
+Both are of the noise-free distribution at temperature 1, forbidden ids left out, as in `vocab_stats`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asrd_kernels.vocab_stats import Readout
+
+ASKED = ("margin", "named")
+
+
+def asked_stats_torch(
+    asked: tuple[str, ...], logits: Tensor, row: Tensor, position: Tensor, readout: Readout, named: Tensor
+) -> dict[str, Tensor]:
+    """Each statistic asked for as [B, N], of logits [M, V] at (row, position), both [M] int64; 0 where not wanted.
+
+    named [B, N] int64 token ids. Rows of logits with position N are not wanted. `logits` is left as it is.
+    """
+    if not asked:
+        return {}
+    width = named.shape[1]
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    precise = precise.index_fill(1, readout.forbidden, -torch.inf)
+    scale = precise.logsumexp(1, keepdim=True)
+    found = {}
+    for name in asked:
+        if name == "margin":
+            two = (precise.topk(2, dim=1).values - scale).exp()
+            value = two[:, 0] - two[:, 1]
+        elif name == "named":
+            token = named[row, position.clamp(max=width - 1)]
+            value = (precise.gather(1, token[:, None]) - scale).exp().squeeze(1)
+        else:
+            raise ValueError(f"asks={name!r}: a decoder may ask for {', '.join(map(repr, ASKED))}")
+        room = torch.zeros(named.shape[0], width + 1, dtype=precise.dtype, device=logits.device)
+        found[name] = room.index_put_((row, position), value)[:, :width]
+    return found
