@@ -18,7 +18,7 @@ from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
 from asrd.request import Request, prepare
 from asrd.streaming import StreamObserver
-from asrd_kernels import DecodeState, resolve_impl
+from asrd_kernels import DecodeState
 
 log = logging.getLogger("asrd")
 
@@ -66,7 +66,6 @@ def fast_generate(
     config = settle(generation_config, settings, max_length, input_ids)
     if config.decoder not in DECODERS:
         raise ValueError(f"decoder={config.decoder!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
-    resolve_impl(config.impl)
     adapter = ModelAdapter(model)
     if model.training:
         log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 from asrd.adapter import ModelAdapter
 from asrd.decoders import Decoder
 from asrd.request import Request
-from asrd_kernels import DecodeState, Rules, VocabStats, new_stats, vocab_stats_torch, wanted, wanted_slots
+from asrd_kernels import DecodeState, Rules, VocabStats, dispatch, new_stats, wanted, wanted_slots
 
 Observer = Callable[[DecodeState], None]
 Picker = Callable[[DecodeState, Rules], tuple[Tensor, Tensor]]
@@ -61,7 +61,7 @@ def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> Non
     hidden = forward(run, embeds)  # 2. one forward pass ...
     row, position = run.pick(decoder.state, run.request.rules)
     logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
-    vocab_stats_torch(logits, row, position, run.request.readout, out=room[0])
+    dispatch.vocab_stats(logits, row, position, run.request.readout, out=room[0], impl=run.request.impl)
     decoder.commit(room[1])  # 3. - 10. verify, draft, revoke, promote
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asrd.adapter import END_OF_TURN, ModelAdapter, find_id
 from asrd.config import AsrdConfig
-from asrd_kernels import Readout, Rules
+from asrd_kernels import Impl, Readout, Rules, resolve_impl
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -31,6 +31,7 @@ class Request:
     cfg_scale: float
     rules: Rules
     readout: Readout
+    impl: Impl
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def prepare(
     tokenizer: Any = None,
 ) -> Request:
     """Check everything that can be wrong with a call; raise ValueError before the first forward."""
+    impl = resolve_impl(config.impl, adapter.table.device)
     ids = special_ids(adapter, config, tokenizer)
     prompt = _checked_prompt(adapter, input_ids)
     batch, device, length = prompt.shape[0], prompt.device, int(config.max_new_tokens)
@@ -93,6 +95,7 @@ def prepare(
             temperature=float(config.temperature),
             seed=int(config.seed),
         ),
+        impl=impl,
     )
 
 

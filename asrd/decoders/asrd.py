@@ -7,7 +7,7 @@ from torch import Tensor
 
 from asrd.config import FIELDS
 from asrd.request import Request
-from asrd_kernels import VocabStats, anchor_embed_torch, commit_torch, new_state
+from asrd_kernels import VocabStats, dispatch, new_state
 
 
 class AsrdDecoder:
@@ -16,14 +16,14 @@ class AsrdDecoder:
     reads = frozenset(FIELDS) - {"steps", "remasking"}
 
     def __init__(self, request: Request, table: Tensor) -> None:
-        self.rules, self.row_ids, self.table = request.rules, request.readout.row_ids, table
+        self.rules, self.row_ids, self.table, self.impl = request.rules, request.readout.row_ids, table, request.impl
         precision = torch.promote_types(table.dtype, torch.float32)
         self.state = new_state(request.prompt, request.length, request.rules, precision)
 
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
-        return anchor_embed_torch(self.state, self.table, self.rules, self.row_ids)
+        return dispatch.anchor_embed(self.state, self.table, self.rules, self.row_ids, self.impl)
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote."""
-        commit_torch(self.state, stats, self.rules)
+        dispatch.commit(self.state, stats, self.rules, self.impl)
