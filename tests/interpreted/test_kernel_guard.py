@@ -127,7 +127,7 @@ def scatter(x_ptr, y_ptr, MODULUS: tl.constexpr, BLOCK: tl.constexpr):
 def test_lanes_that_write_one_element_differently_are_found() -> None:
     with KernelGuard():
         scatter[(1,)](torch.ones(8), torch.empty(4), 4, 8)  # all write the same: harmless
-    with pytest.raises(MemoryFault, match="lanes .* different values to one element of y_ptr"), KernelGuard():
+    with pytest.raises(MemoryFault, match=r"lanes .* different values to one element of y_ptr"), KernelGuard():
         scatter[(1,)](torch.arange(8.0), torch.empty(4), 4, 8)
 
 
