@@ -75,6 +75,7 @@ def prepare(
     forbidden = [token for token in forbidden if token < adapter.findings.width]
     if len(forbidden) >= adapter.findings.width:
         raise ValueError(f"suppress_tokens leaves none of the {adapter.findings.width} ids to predict")
+    unconfident = (*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else ()
     attention = positions = None
     if mask is not None:
         attention = torch.cat([mask, mask.new_ones(batch, length)], dim=1)
@@ -91,7 +92,7 @@ def prepare(
         readout=Readout(
             forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
             row_ids=_checked_row_ids(row_ids, batch, device),
-            unconfident=(*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else (),
+            unconfident=torch.tensor(unconfident, dtype=torch.int64, device=device) if unconfident else None,
             temperature=float(config.temperature),
             seed=int(config.seed),
         ),
