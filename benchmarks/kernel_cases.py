@@ -21,12 +21,14 @@ MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
 
 @dataclass(frozen=True)
 class Case:
-    """One operation on prepared inputs. `compulsory`: every input byte that matters once, every output byte once."""
+    """One operation on prepared inputs. `compulsory`: every input byte that matters once, every output byte once; None
+    for `commit`, where what matters depends on the decisions."""
 
     operation: str
     label: str
     run: Callable[[Callable[..., Any]], Any]  # of an implementation: the Triton launcher or the PyTorch twin
-    compulsory: int
+    compulsory: int | None
+    reset: Callable[[], None] = lambda: None  # puts the inputs back that a run has changed
 
 
 def nbytes(*tensors: Tensor) -> int:
@@ -110,10 +112,15 @@ def commit_case(batch: int, prompt: int, length: int, *, device: str = "cpu", **
     room.confidence.copy_(torch.rand(room.confidence.shape, generator=draw))
     room.entropy.copy_(torch.rand(room.entropy.shape, generator=draw))
     stats = VocabStats(*(values[:, :length] for values in room))
-    read = nbytes(state.generated, state.pending, state.guided, state.last, state.run, *stats[:3], state.block_of)
-    written = nbytes(state.generated, state.pending, state.guided, state.entropy)
     label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
-    return Case("commit", label, lambda op: op(state, stats, rules), read + written)
+    mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
+    before = [tensor.clone() for tensor in mine]
+
+    def reset() -> None:
+        for tensor, value in zip(mine, before, strict=True):
+            tensor.copy_(value)
+
+    return Case("commit", label, lambda op: op(state, stats, rules), None, reset)
 
 
 def _rules(settings: dict[str, Any], length: int) -> Rules:

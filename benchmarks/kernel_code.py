@@ -55,7 +55,7 @@ class Figures:
     """What a compiled kernel needs of a GPU."""
 
     registers: int  # a thread's
-    spills: int  # bytes of stack or local memory a thread (AMD: spilled registers and scratch bytes)
+    spills: int  # bytes of stack and local memory a thread; AMD: scratch bytes and spilled vector registers
     shared: int  # bytes a program
     loads: dict[int, int]  # bits of a global load -> number of such instructions
     stores: dict[int, int]
@@ -144,7 +144,7 @@ def _amd_figures(assembly: str, shared: int) -> Figures:
         raise RuntimeError("the assembly for AMD has no metadata of the expected form")
     return Figures(
         registers=need["vgpr_count"],
-        spills=need["vgpr_spill_count"] + need["sgpr_spill_count"] + need["private_segment_fixed_size"],
+        spills=need["vgpr_spill_count"] + need["private_segment_fixed_size"],
         shared=shared,
         loads=_amd_widths("load", assembly),
         stores=_amd_widths("store", assembly),

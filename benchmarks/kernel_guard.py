@@ -309,7 +309,7 @@ class KernelGuard:
         """Check and note one access; its pointers without numbers, and its mask without faulty lanes."""
         launch = self.launches[-1]
         pointers = np.asarray(ptrs.data)
-        lanes = np.broadcast_to(np.asarray(mask.data), pointers.shape)
+        lanes = np.broadcast_to(np.asarray(mask.data), pointers.shape).astype(bool)
         width = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
         address = pointers & _ADDRESS
         sound = lanes.copy()
