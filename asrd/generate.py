@@ -19,7 +19,7 @@ from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
 from asrd.request import Request, prepare
 from asrd.streaming import StreamObserver
-from asrd_kernels import DecodeState, resolve_impl
+from asrd_kernels import DecodeState
 
 log = logging.getLogger("asrd")
 
@@ -65,7 +65,6 @@ def fast_generate(
     _refuse_extras(logits_processor, stopping_criteria, injected)
     config = settle(generation_config, settings, max_length, input_ids)
     chosen = find_decoder(config.decoder)
-    resolve_impl(config.impl)
     adapter = ModelAdapter(model)
     if model.training:
         log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)

@@ -16,7 +16,7 @@ from asrd.adapter import ModelAdapter, Sight
 from asrd.caches import CachedBody
 from asrd.decoders import Decoder
 from asrd.request import Request
-from asrd_kernels import DecodeState, VocabStats, asked_stats_torch, new_stats, vocab_stats_torch
+from asrd_kernels import DecodeState, VocabStats, asked_stats_torch, dispatch, new_stats
 
 Observer = Callable[[DecodeState], None]
 Picker = Callable[[Decoder], tuple[Tensor, Tensor]]
@@ -64,7 +64,7 @@ def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> Non
     row, position = run.pick(decoder)
     logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
     asked = asked_stats_torch(decoder.asks, logits, row, position, run.request.readout, decoder.named())
-    vocab_stats_torch(logits, row, position, run.request.readout, out=room[0])
+    dispatch.vocab_stats(logits, row, position, run.request.readout, out=room[0], impl=run.request.impl)
     decoder.commit(room[1], **asked)  # 3. - 10. verify, draft, revoke, promote
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asrd.adapter import END_OF_TURN, ModelAdapter, find_id
 from asrd.config import AsrdConfig
-from asrd_kernels import Readout, Rules
+from asrd_kernels import Impl, Readout, Rules, resolve_impl
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -31,6 +31,7 @@ class Request:
     cfg_scale: float
     rules: Rules
     readout: Readout
+    impl: Impl
     kv_cache: Literal["prefix", "dual"] | None = None
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
 
@@ -54,6 +55,7 @@ def prepare(
     tokenizer: Any = None,
 ) -> Request:
     """Check everything that can be wrong with a call; raise ValueError before the first forward."""
+    impl = resolve_impl(config.impl, adapter.table.device)
     ids = special_ids(adapter, config, tokenizer)
     prompt = _checked_prompt(adapter, input_ids)
     batch, device, length = prompt.shape[0], prompt.device, int(config.max_new_tokens)
@@ -75,6 +77,7 @@ def prepare(
     forbidden = [token for token in forbidden if token < adapter.findings.width]
     if len(forbidden) >= adapter.findings.width:
         raise ValueError(f"suppress_tokens leaves none of the {adapter.findings.width} ids to predict")
+    unconfident = (*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else ()
     attention = positions = None
     if mask is not None:
         attention = torch.cat([mask, mask.new_ones(batch, length)], dim=1)
@@ -91,10 +94,11 @@ def prepare(
         readout=Readout(
             forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
             row_ids=_checked_row_ids(row_ids, batch, device),
-            unconfident=(*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else (),
+            unconfident=torch.tensor(unconfident, dtype=torch.int64, device=device) if unconfident else None,
             temperature=float(config.temperature),
             seed=int(config.seed),
         ),
+        impl=impl,
         kv_cache=config.kv_cache,
         kv_refresh=config.kv_refresh,
     )

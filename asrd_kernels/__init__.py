@@ -6,19 +6,20 @@ vocab_stats   logits -> top-1, confidence, entropy
 asked_stats   logits -> what only some decoders ask for
 commit        statistics -> the next state, in place
 philox        counter-based noise
-dispatch      which implementation runs
+dispatch      the operations, and which implementation of each runs
 """
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
 from asrd_kernels.asked_stats import asked_stats_torch
 from asrd_kernels.commit import commit_torch, conclude, with_best
-from asrd_kernels.dispatch import resolve_impl
+from asrd_kernels.dispatch import Impl, resolve_impl
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, new_state, new_stats, wanted, wanted_slots
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
 __all__ = [
     "NO_ENTROPY",
     "DecodeState",
+    "Impl",
     "Readout",
     "Rules",
     "VocabStats",

@@ -15,7 +15,7 @@ from asrd_kernels.philox import gaussian, uniform_token
 from asrd_kernels.state import DecodeState, Rules
 
 FLAT = 1e-6  # nats; entropies closer together than this count as equal
-_HUGE = 1e30  # more than any entropy, and finite, so that 0 times it is 0
+HUGE = 1e30  # more than any entropy, and finite, so that 0 times it is 0
 
 
 def centroid(state: DecodeState, rules: Rules, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Tensor) -> Te
     entropy = state.entropy
     if rules.magnitude == "constant":
         return torch.full_like(entropy, rules.alpha) * (state.guided & any_anchor)
-    low = torch.where(entropy < 0, _HUGE, entropy).amin(1, keepdim=True)
+    low = torch.where(entropy < 0, HUGE, entropy).amin(1, keepdim=True)
     spread = entropy.amax(1, keepdim=True) - low  # negative if no entropy is known
     scale = torch.where((spread > FLAT) & any_anchor, rules.alpha / spread, 0.0)
     return ((entropy - low) * scale).clamp_(min=0.0) * state.guided  # NO_ENTROPY lies below low

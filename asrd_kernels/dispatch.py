@@ -1,14 +1,79 @@
-"""Which implementation of an operation runs. The PyTorch twins run anywhere; Triton kernels are not written yet."""
+"""Which implementation of an operation runs: the PyTorch twin, anywhere, or the Triton kernel, on a GPU.
+
+Each operation takes its twin's arguments and `impl`; both implementations decide the same. Knows devices and what is
+installed, not what the operations compute. Triton is imported when a kernel is first wanted, so that a machine
+without it can import this package.
+"""
 
 from __future__ import annotations
 
+import os
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal
 
+import torch
+from torch import Tensor
 
-def resolve_impl(impl: str) -> Literal["torch"]:
-    """The implementation that `impl` stands for on this version."""
-    if impl == "triton":
-        raise ValueError("impl='triton': this version has no Triton kernels; use impl='torch' or impl='auto'")
-    if impl not in ("auto", "torch"):
+from asrd_kernels.anchor_embed import anchor_embed_torch
+from asrd_kernels.commit import commit_torch
+from asrd_kernels.state import DecodeState, Rules, VocabStats
+from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
+
+Impl = Literal["torch", "triton"]
+
+
+def resolve_impl(impl: str, device: torch.device) -> Impl:
+    """The implementation that `impl` stands for on tensors of `device`; "auto" is Triton on CUDA and ROCm if there."""
+    if impl == "torch":
+        return "torch"
+    on_gpu = device.type == "cuda"  # PyTorch calls ROCm devices cuda, too
+    if impl == "auto":
+        return "triton" if on_gpu and triton_is_installed() else "torch"
+    if impl != "triton":
         raise ValueError(f"impl={impl!r} is not one of 'auto', 'torch', 'triton'")
-    return "torch"
+    if not triton_is_installed():
+        raise ValueError("impl='triton': Triton is not installed; install it (pip install triton) or use impl='auto'")
+    if not (on_gpu or (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")):
+        raise ValueError(
+            f"impl='triton' on device {str(device)!r}: Triton kernels need a CUDA or ROCm GPU; use impl='auto', or set"
+            " TRITON_INTERPRET=1 before Python starts, to run them slowly on the CPU"
+        )
+    return "triton"
+
+
+@cache
+def triton_is_installed() -> bool:
+    """Can Triton be imported? Looks only; imports nothing."""
+    return find_spec("triton") is not None
+
+
+def anchor_embed(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, impl: str = "auto") -> Tensor:
+    """See `anchor_embed_torch`."""
+    if resolve_impl(impl, table.device) == "torch":
+        return anchor_embed_torch(state, table, rules, row_ids)
+    from asrd_kernels.anchor_embed_triton import anchor_embed_triton
+
+    return anchor_embed_triton(state, table, rules, row_ids)
+
+
+def vocab_stats(
+    logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
+) -> None:
+    """See `vocab_stats_torch`."""
+    if resolve_impl(impl, logits.device) == "torch":
+        vocab_stats_torch(logits, row, position, readout, out)
+        return
+    from asrd_kernels.vocab_stats_triton import vocab_stats_triton
+
+    vocab_stats_triton(logits, row, position, readout, out)
+
+
+def commit(state: DecodeState, stats: VocabStats, rules: Rules, impl: str = "auto") -> None:
+    """See `commit_torch`."""
+    if resolve_impl(impl, state.tokens.device) == "torch":
+        commit_torch(state, stats, rules)
+        return
+    from asrd_kernels.commit_triton import commit_triton
+
+    commit_triton(state, stats, rules)

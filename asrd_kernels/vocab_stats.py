@@ -28,7 +28,7 @@ class Readout:
 
     forbidden: Tensor  # [F] int64 token ids
     row_ids: Tensor  # [B] int64, key the noise
-    unconfident: tuple[int, ...] = ()  # a pick among these has confidence 0
+    unconfident: Tensor | None = None  # [U] int64 token ids; a pick among these has confidence 0
     temperature: float = 0.0  # 0: no noise
     seed: int = 0
 
@@ -53,8 +53,8 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     rest = weight.sum(1, keepdim=True)
     slope = weight.mul_(below).sum(1, keepdim=True)
     confidence = confidence / (1 + rest)
-    for token in readout.unconfident:
-        confidence.masked_fill_(top1 == token, 0.0)
+    if readout.unconfident is not None:
+        confidence.masked_fill_((top1 == readout.unconfident).any(1, keepdim=True), 0.0)
     entropy = (rest.log1p() - slope / (1 + rest)).clamp_(min=0.0)
     values = (top1.masked_fill(bad, 0), confidence.masked_fill_(bad, 0.0), entropy.masked_fill_(bad, 0.0), bad)
     for target, value in zip(out, values, strict=True):

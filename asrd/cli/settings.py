@@ -14,7 +14,6 @@ from transformers.utils.logging import disable_progress_bar
 from asrd.config import ALIASES, FIELDS, check
 from asrd.decoders import find_decoder
 from asrd.load import load
-from asrd_kernels import resolve_impl
 
 _COMMON = {
     "max_new_tokens": int,
@@ -84,7 +83,6 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
         settings[key] = value
     for name, value in settings.items():
         check(name, value)
-    resolve_impl(settings.get("impl", "auto"))
     find_decoder(settings.get("decoder", "asrd"))
     return settings
 

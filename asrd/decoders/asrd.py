@@ -7,7 +7,7 @@ from torch import Tensor
 
 from asrd.decoders.base import ASRD_FIELDS, SHARED, Decoder
 from asrd.request import Request
-from asrd_kernels import VocabStats, anchor_embed_torch, commit_torch, new_state, wanted_slots
+from asrd_kernels import VocabStats, dispatch, new_state, wanted_slots
 
 
 class AsrdDecoder(Decoder):
@@ -16,13 +16,13 @@ class AsrdDecoder(Decoder):
     reads = SHARED | ASRD_FIELDS
 
     def __init__(self, request: Request, table: Tensor) -> None:
-        self.rules, self.row_ids, self.table = request.rules, request.readout.row_ids, table
+        self.rules, self.row_ids, self.table, self.impl = request.rules, request.readout.row_ids, table, request.impl
         precision = torch.promote_types(table.dtype, torch.float32)
         self.state = new_state(request.prompt, request.length, request.rules, precision)
 
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
-        return anchor_embed_torch(self.state, self.table, self.rules, self.row_ids)
+        return dispatch.anchor_embed(self.state, self.table, self.rules, self.row_ids, self.impl)
 
     def slots(self) -> Tensor:
         """Those of two blocks, or in scope "sequence" of all."""
@@ -30,4 +30,4 @@ class AsrdDecoder(Decoder):
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote."""
-        commit_torch(self.state, stats, self.rules)
+        dispatch.commit(self.state, stats, self.rules, self.impl)

@@ -1,0 +1,142 @@
+"""LM head and `vocab_stats` in one: hidden states and weight in, statistics out, the logits never in memory.
+
+A program multiplies a tile of rows by the weights of a tile of tokens, accumulating in float32, and reduces its tile of
+logits to the six numbers that a chunk of vocab_stats_triton.py has; the same merge follows. The logits are not rounded
+to the model's dtype on the way, as a GEMM's output is: in half precision the statistics are closer to the truth than
+the other path's, and may differ from them. `fused_head_torch` is the twin.
+
+When it is worth it: head_cost.py. Weights are plain [V, D], without bias, of 16 or 32 bits; anything else is the
+GEMM path's. Interpreted, bfloat16 is widened before the product, which Triton's interpreter gets wrong; the products
+are exact in float32 either way.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from asrd_kernels.head_cost import COLUMN_TILE, row_tile
+from asrd_kernels.philox_triton import as_int64, gumbel
+from asrd_kernels.state import VocabStats
+from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
+from asrd_kernels.vocab_stats_triton import _FIELDS, below, merge_kernel
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def _row_noise(seed, b_row, b_position, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """[ROWS, COLUMNS] Gumbel noise of tokens first, first + 1, ...; the bits of philox_triton.random_bits."""
+    o_quad = (first // 4 + tl.arange(0, COLUMNS // 4)).to(tl.uint32)
+    b_zero = tl.zeros([ROWS, COLUMNS // 4], tl.uint32)
+    b_quad = b_zero + o_quad[None, :]
+    b_position = b_zero + b_position.to(tl.uint32)[:, None]
+    b_row = b_zero + b_row.to(tl.uint32)[:, None]
+    a, b, c, d = tl.philox(seed, b_quad, b_position, b_row, b_zero)
+    return gumbel(tl.interleave(tl.interleave(a, c), tl.interleave(b, d)), tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_forbidden", "seed", "length", "rows"])
+def head_kernel(
+    hidden, weight, row, position, row_ids, forbidden, numbers, picks,
+    num_forbidden, seed: tl.int64, noise_scale: tl.float64, logit_scale: tl.float64,
+    rows, vocab, dim, length, stride_n, stride_v,
+    SAMPLE: tl.constexpr, WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MERGE: tl.constexpr,
+):  # fmt: skip
+    """numbers [N, _FIELDS, MERGE] and picks [N, MERGE] of a tile of rows and a chunk of COLUMNS tokens."""
+    tile, chunk = tl.program_id(0), tl.program_id(1)
+    o_n = tile * ROWS + tl.arange(0, ROWS)
+    m_n = o_n < rows
+    b_here = tl.load(position + o_n, mask=m_n, other=length)
+    m_n = m_n & (b_here != length)
+    if tl.max(m_n.to(tl.int32), axis=0) == 0:
+        return
+    first = chunk * COLUMNS
+    o_lane = tl.arange(0, COLUMNS)
+    o_v = first + o_lane
+    m_v = o_v < vocab
+    p_hidden = hidden + o_n.to(tl.int64)[:, None] * stride_n
+    p_weight = weight + o_v.to(tl.int64)[None, :] * stride_v
+    b_x = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for depth in range(0, dim, DEPTH):
+        o_d = depth + tl.arange(0, DEPTH)
+        m_d = o_d < dim
+        b_hidden = tl.load(p_hidden + o_d[None, :], mask=m_n[:, None] & m_d[None, :], other=0.0)
+        b_weight = tl.load(p_weight + o_d[:, None], mask=m_v[None, :] & m_d[:, None], other=0.0)
+        if WIDEN:
+            b_hidden, b_weight = b_hidden.to(tl.float32), b_weight.to(tl.float32)
+        b_x = tl.dot(b_hidden, b_weight, b_x, input_precision="ieee")
+    b_x = tl.where(m_v[None, :], tl.where(b_x == b_x, b_x, float("inf")), -float("inf"))
+    for i in range(num_forbidden):
+        b_x = tl.where((o_v == tl.load(forbidden + i))[None, :], -float("inf"), b_x)
+
+    b_peak, b_summit = tl.max(b_x, axis=1, return_indices=True)
+    b_z = below(b_x, b_peak[:, None])
+    b_mass = tl.where(o_lane[None, :] == b_summit[:, None], 0.0, tl.exp(b_z))
+    p_number = numbers + o_n.to(tl.int64) * (_FIELDS * MERGE) + chunk
+    tl.store(p_number, b_peak, mask=m_n)
+    tl.store(p_number + MERGE, tl.sum(b_mass, axis=1), mask=m_n)
+    tl.store(p_number + 2 * MERGE, tl.sum(b_mass * b_z, axis=1), mask=m_n)
+    b_pick = b_summit
+    if SAMPLE:
+        b_row = tl.load(row_ids + tl.load(row + o_n, mask=m_n, other=0))
+        b_noise = _row_noise(seed, b_row, b_here, first, ROWS, COLUMNS) * tl.full((), noise_scale, tl.float32)
+        b_score, b_pick = tl.max(b_noise + b_x * tl.full((), logit_scale, tl.float32), axis=1, return_indices=True)
+        b_picked = tl.sum(tl.where(o_lane[None, :] == b_pick[:, None], b_x, 0.0), axis=1)
+        tl.store(p_number + 3 * MERGE, b_score, mask=m_n)
+        tl.store(p_number + 4 * MERGE, b_picked, mask=m_n)
+    tl.store(picks + o_n.to(tl.int64) * MERGE + chunk, first + b_pick, mask=m_n)
+
+
+@triton_op("asrd::fused_head", mutates_args=("top1", "confidence", "entropy", "bad"))
+def _launch(
+    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, row_ids: Tensor, forbidden: Tensor,
+    unconfident: Tensor | None, temperature: float, seed: int,
+    top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
+) -> None:  # fmt: skip
+    (rows, dim), vocab, sample, length = hidden.shape, weight.shape[0], temperature > 0, top1.shape[1] - 1
+    tile, chunks = row_tile(rows), triton.cdiv(vocab, COLUMN_TILE)
+    merge = max(16, triton.next_power_of_2(chunks))
+    numbers = torch.empty(rows, _FIELDS.value, merge, dtype=torch.float32, device=hidden.device)
+    picks = torch.empty(rows, merge, dtype=torch.int32, device=hidden.device)
+    hot = max(temperature, 1.0)  # neither factor overflows, however hot or cold
+    wrap_triton(head_kernel)[(triton.cdiv(rows, tile), chunks)](
+        hidden, weight, row, position, row_ids, forbidden, numbers, picks,
+        forbidden.shape[0], seed, temperature / hot, 1 / hot,
+        rows, vocab, dim, length, hidden.stride(0), weight.stride(0),
+        SAMPLE=sample, WIDEN=triton.knobs.runtime.interpret and weight.dtype == torch.bfloat16,
+        ROWS=tile, COLUMNS=COLUMN_TILE, DEPTH=128 // weight.element_size(), MERGE=merge,
+        num_warps=4 if tile < 64 else 8, num_stages=3, enable_fp_fusion=False,
+    )  # fmt: skip
+    unsure = forbidden if unconfident is None else unconfident
+    wrap_triton(merge_kernel)[(rows,)](
+        numbers, picks, row, position, unsure, top1, confidence, entropy, bad,
+        0 if unconfident is None else unsure.shape[0], chunks, length, top1.stride(0),
+        SAMPLE=sample, MERGE=merge, num_warps=4 if merge > 256 else 1, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def fused_head_triton(
+    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
+) -> None:
+    """The statistics of logits hidden [N, D] @ weight [V, D]^T, written as `vocab_stats` writes them."""
+    if hidden.dtype != weight.dtype or weight.dtype not in DTYPES:
+        raise ValueError(
+            f"hidden states of {hidden.dtype} and a weight of {weight.dtype}: need one of {DTYPES} in both"
+        )
+    if hidden.stride(1) != 1 or weight.stride(1) != 1:
+        raise ValueError("the numbers of a hidden state, and of a weight's row, must lie next to each other")
+    if hidden.shape[0] > 0:
+        _launch(
+            hidden, weight, row.contiguous(), position.contiguous(), readout.row_ids, readout.forbidden,
+            readout.unconfident, readout.temperature, as_int64(readout.seed), *out,
+        )  # fmt: skip
+
+
+def fused_head_torch(
+    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
+) -> None:
+    """The twin: a GEMM in float32, then `vocab_stats_torch`."""
+    vocab_stats_torch(hidden.float() @ weight.float().T, row, position, readout, out)

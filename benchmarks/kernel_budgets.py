@@ -1,0 +1,168 @@
+"""Registers, spills, shared memory and access widths of every kernel variant, held against a budget file.
+
+`python benchmarks/kernel_budgets.py` compiles every variant for every target and prints what exceeds its budget;
+`--write` makes the figures of this machine's Triton the new budget (benchmarks/kernel_budgets.json).
+A variant is what decides the machine code: dtype, tile, divisibility of V and D by 16, sampling or not, switches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from kernel_cases import DTYPES, Case, commit_case, embed_case, stats_case
+from kernel_code import TARGETS, Caught, Figures, compile_for, recorded
+from tqdm import tqdm
+
+BUDGETS = Path(__file__).with_name("kernel_budgets.json")
+_USUAL_STATS = {("bf16", 126464, 0.0), ("bf16", 126464, 0.7), ("fp32", 126464, 0.0), ("fp32", 126463, 0.0)}
+_USUAL_EMBED = {("bf16", 100), ("bf16", 4096), ("fp32", 8192)}
+_EMBED_DIMS = (64, 100, 128, 256, 512, 1000, 1024, 2048, 3584, 4096, 8192)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Launches to be compiled. `wide`: kernel name -> bytes a program moves at least by 128-bit loads and stores."""
+
+    label: str
+    usual: bool  # in the default selection of the tests
+    make: Callable[[], Case]
+    wide_loads: tuple[str, int] | None = None
+    wide_stores: tuple[str, int] | None = None
+
+
+def variants() -> Iterator[Variant]:
+    """Every variant that dispatch can choose: each dtype and tile; the switches of a kernel in a covering selection."""
+    yield from _stats_variants()
+    yield from _embed_variants()
+    yield from _commit_variants()
+
+
+def _stats_variants() -> Iterator[Variant]:
+    for dtype in DTYPES:
+        for vocab in (1000, 1008, 126464, 126463, 151936):
+            for heat in (0.0, 0.7):
+                make = lambda d=dtype, v=vocab, t=heat: stats_case(1, v, DTYPES[d], temperature=t)  # noqa: E731
+                label = f"{dtype} V={vocab}{' sampled' if heat else ''}"
+                usual = (dtype, vocab, heat) in _USUAL_STATS
+                size = DTYPES[dtype].itemsize
+                wide = ("chunk_kernel", min(4096, vocab) * size) if vocab % 16 == 0 and vocab > 4096 else None
+                yield Variant(label, usual, make, wide_loads=wide)
+
+
+def _embed_variants() -> Iterator[Variant]:
+    def one(dtype: str, dim: int, usual: bool, **settings: Any) -> Variant:
+        make = lambda: embed_case(1, 2, 40, dim, DTYPES[dtype], vocab=16, anchors=3, **settings)  # noqa: E731
+        extra = "".join(f" {value}" for value in settings.values())
+        wide = ("embed_kernel", dim * DTYPES[dtype].itemsize) if dim % 16 == 0 and dim >= 2048 else None
+        return Variant(f"{dtype} D={dim}{extra}", usual, make, wide, wide)
+
+    for dtype in DTYPES:
+        for dim in _EMBED_DIMS:
+            yield one(dtype, dim, (dtype, dim) in _USUAL_EMBED)
+    for dtype, dim in (("bf16", 4096), ("fp32", 4096), ("fp32", 8192)):
+        for probe in ("none", "parallel", "random", "gaussian"):
+            yield one(dtype, dim, (dtype, dim, probe) == ("fp32", 4096, "gaussian"), probe=probe)
+        yield one(dtype, dim, False, magnitude="constant")
+
+
+def _commit_variants() -> Iterator[Variant]:
+    switches: list[dict[str, Any]] = [
+        {},
+        {"scope": "sequence", "anchor_eos": False, "eos_ids": (5, 6)},
+        {"revoked_history": "reset", "early_stop": False},
+        {"verify": False, "eos_ids": ()},
+    ]
+    for length in (32, 256, 512, 1024):
+        for number, chosen in enumerate(switches):
+            make = lambda g=length, s=chosen: commit_case(1, 2, g, **s)  # noqa: E731
+            words = "".join(f" {name}={value}" for name, value in chosen.items())
+            usual = (number, length) in ((0, 256), (0, 1024), (1, 256))
+            yield Variant(f"G={length}{words}", usual, make)
+
+
+def launches(variant: Variant) -> list[Caught]:
+    """The launches of a variant, caught."""
+    from asrd_kernels.anchor_embed_triton import anchor_embed_triton
+    from asrd_kernels.commit_triton import commit_triton
+    from asrd_kernels.vocab_stats_triton import vocab_stats_triton
+
+    case = variant.make()
+    with recorded() as caught:
+        case.run(
+            {"anchor_embed": anchor_embed_triton, "vocab_stats": vocab_stats_triton, "commit": commit_triton}[
+                case.operation
+            ]
+        )
+    return caught
+
+
+def key(launch: Caught, variant: Variant) -> str:
+    """The name of a compiled kernel in the budget file."""
+    return f"{launch.name} {variant.label}"
+
+
+def narrow(launch: Caught, variant: Variant, target: str, figures: Figures) -> str | None:
+    """What a kernel should move by 128-bit accesses and does not, in words; None if nothing."""
+    lanes = launch.options["num_warps"] * TARGETS[target].warp_size
+    for kind, wide, found in (
+        ("loads", variant.wide_loads, figures.loads),
+        ("stores", variant.wide_stores, figures.stores),
+    ):
+        if wide is not None and wide[0] == launch.name and found.get(128, 0) * 16 * lanes < wide[1]:
+            return f"128-bit {kind} cover {found.get(128, 0) * 16 * lanes} of {wide[1]} bytes: {found}"
+    return None
+
+
+def excess(figures: Figures, budget: dict[str, int] | None) -> str | None:
+    """In what a kernel exceeds its budget, in words; None if in nothing."""
+    if figures.spills:
+        return f"spills {figures.spills}"
+    if budget is None:
+        return "has no budget: python benchmarks/kernel_budgets.py --write"
+    found = {"registers": figures.registers, "shared": figures.shared}
+    over = [f"{name} {found[name]} > {budget[name]}" for name in found if found[name] > budget[name]]
+    return ", ".join(over) or None
+
+
+def read_budgets() -> dict[str, Any]:
+    """The budget file: the Triton version it was made with, and {kernel and variant: {target: figures}}."""
+    return json.loads(BUDGETS.read_text())
+
+
+def measure(chosen: list[Variant], targets: list[str]) -> Iterator[tuple[Variant, Caught, str, Figures]]:
+    """Compile every launch of the variants for the targets."""
+    for variant in tqdm(chosen, desc="variants", leave=False):
+        for launch in launches(variant):
+            for target in targets:
+                yield variant, launch, target, compile_for(launch, target)
+
+
+def main() -> None:
+    """Compile, compare or write."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--write", action="store_true", help="make these figures the budget")
+    options.add_argument("--usual", action="store_true", help="only the default selection of the tests")
+    options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    arguments = options.parse_args()
+    chosen = [variant for variant in variants() if variant.usual or not arguments.usual]
+    old = {} if arguments.write or not BUDGETS.exists() else read_budgets()["kernels"]
+    new: dict[str, dict[str, dict[str, int]]] = {}
+    for variant, launch, target, figures in measure(chosen, arguments.targets):
+        name = key(launch, variant)
+        new.setdefault(name, {})[target] = {"registers": figures.registers, "shared": figures.shared}
+        budget = new[name][target] if arguments.write else old.get(name, {}).get(target)
+        for complaint in filter(None, (excess(figures, budget), narrow(launch, variant, target, figures))):
+            tqdm.write(f"{name}, {target}: {complaint}")
+    if arguments.write:
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(new[name])}" for name in sorted(new))
+        BUDGETS.write_text(f'{{"triton": "{triton.__version__}", "kernels": {{\n{lines}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main()

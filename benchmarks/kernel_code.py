@@ -1,0 +1,159 @@
+"""Machine code of the kernels for GPUs that are not here: registers, spills, shared memory, width of memory accesses.
+
+`recorded()` catches launches instead of running them; `compile_for` compiles a caught launch exactly as a GPU's driver
+would have asked for it (same types, same divisibility by 16, same constants and options) and reads the result:
+cuobjdump and nvdisasm from the Triton wheel for NVIDIA, the object's metadata and assembly for AMD.
+Knows no kernel by name. Does not work where TRITON_INTERPRET is set.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_AMD_BITS = {"byte": 8, "short": 16, "dword": 32}
+
+
+@dataclass(frozen=True)
+class Caught:
+    """A launch that did not happen."""
+
+    kernel: JITFunction
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    grid: Any
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.kernel.__name__
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a compiled kernel needs of a GPU."""
+
+    registers: int  # a thread's
+    spills: int  # bytes of stack and local memory a thread; AMD: scratch bytes and spilled vector registers
+    shared: int  # bytes a program
+    loads: dict[int, int]  # bits of a global load -> number of such instructions
+    stores: dict[int, int]
+
+
+@contextmanager
+def recorded() -> Iterator[list[Caught]]:
+    """In this context Triton launches are noted instead of executed; their outputs stay as they were."""
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("TRITON_INTERPRET is set: nothing can be compiled in this process")
+    caught: list[Caught] = []
+
+    def note(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        caught.append(Caught(kernel, args, options, grid))
+
+    with patch.object(JITFunction, "run", note):
+        yield caught
+
+
+def compile_for(launch: Caught, target: str) -> Figures:
+    """Compile a caught launch for one of TARGETS."""
+    code, shared = _compiled(launch, TARGETS[target])
+    if TARGETS[target].backend == "hip":
+        return _amd_figures(code, shared)
+    return _nvidia_figures(code, shared)
+
+
+def specialisation(launch: Caught, target: str) -> str:
+    """What of a launch decides the machine code; launches that agree in it compile to the same."""
+    source, options = _source(launch, TARGETS[target])
+    return f"{launch.name} {source.hash()} {options.hash()}"
+
+
+def _source(launch: Caught, target: GPUTarget) -> tuple[ASTSource, Any]:
+    """The same steps as JITFunction.run up to the compilation."""
+    backend = make_backend(target)
+    keywords = {"debug": False, "instrumentation_mode": ""} | launch.options
+    bind = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
+    bound, special, options = bind(*launch.args, **keywords)
+    options, signature, constants, attributes = launch.kernel._pack_args(backend, keywords, bound, special, options)
+    return ASTSource(launch.kernel, signature, constants, attributes), options
+
+
+def _compiled(launch: Caught, target: GPUTarget) -> tuple[Any, int]:
+    source, options = _source(launch, target)
+    kernel = triton.compile(source, target=target, options=dict(options.__dict__))
+    return kernel.asm["amdgcn" if target.backend == "hip" else "cubin"], kernel.metadata.shared
+
+
+@cache
+def _tool(name: str) -> str:
+    return str(_TOOLS / name)
+
+
+def _nvidia_figures(cubin: bytes, shared: int) -> Figures:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = lambda *command: subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: E731
+        usage = run(_tool("cuobjdump"), "-res-usage", file.name)
+        listing = run(_tool("nvdisasm"), "-c", file.name)
+    need = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    if "REG" not in need or "EXIT" not in listing:
+        raise RuntimeError(f"cuobjdump and nvdisasm did not answer as expected: {usage!r}")
+    local = len(re.findall(r"\b(?:LDL|STL)\b", listing))
+    return Figures(
+        registers=need["REG"],
+        spills=max(need["STACK"], need["LOCAL"], local),
+        shared=shared,
+        loads=_nvidia_widths("LDG", listing),
+        stores=_nvidia_widths("STG", listing),
+    )
+
+
+def _nvidia_widths(operation: str, listing: str) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for suffixes in re.findall(rf"\b{operation}\.E((?:\.\w+)*)", listing):
+        bits = re.search(r"\.[USF]?(8|16|64|128|256)\b", suffixes)
+        found[int(bits[1]) if bits else 32] += 1
+    return dict(sorted(found.items()))
+
+
+def _amd_figures(assembly: str, shared: int) -> Figures:
+    need = {name: int(value) for name, value in re.findall(r"\.(\w+):\s+(\d+)$", assembly, re.MULTILINE)}
+    if "vgpr_count" not in need or "s_endpgm" not in assembly:
+        raise RuntimeError("the assembly for AMD has no metadata of the expected form")
+    return Figures(
+        registers=need["vgpr_count"],
+        spills=need["vgpr_spill_count"] + need["private_segment_fixed_size"],
+        shared=shared,
+        loads=_amd_widths("load", assembly),
+        stores=_amd_widths("store", assembly),
+    )
+
+
+def _amd_widths(operation: str, assembly: str) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    accesses = rf"\b(?:global|buffer|flat)_{operation}_[us]?(byte|short|dword)(?:x(\d))?"
+    for kind, times in re.findall(accesses, assembly):
+        found[_AMD_BITS[kind] * int(times or 1)] += 1
+    return dict(sorted(found.items()))
