@@ -6,6 +6,7 @@ Knows when a step begins and which parts it has. The loop calls; what is made of
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,8 +57,8 @@ class StepClock(Inspector):
         marks, self._marks = self._marks, []
         if self._on_cuda:
             torch.cuda.synchronize()
-            return [tuple(a.elapsed_time(b) for a, b in zip(m, m[1:], strict=False)) for m in marks]
-        return [tuple(1e3 * (b - a) for a, b in zip(m, m[1:], strict=False)) for m in marks]
+            return [tuple(a.elapsed_time(b) for a, b in pairwise(m)) for m in marks]
+        return [tuple(1e3 * (b - a) for a, b in pairwise(m)) for m in marks]
 
     def _now(self) -> Any:
         if not self._on_cuda:
