@@ -1,8 +1,9 @@
 """What a trace costs: `python benchmarks/trace_cost.py [--rounds N] [--batch 1 8] [--model tiny]`.
 
-The same held-out problems are decoded over and over in turn: by the loop with its marks taken out, by the loop as it is,
-with `return_trace=True` and with `trace=` a file. A busy machine slows them alike; what counts is the ratio of the
-medians. The first ratio is what the hook costs when nobody looks, the others what a trace costs (aim: under 10 %).
+The same held-out problems are decoded over and over in turn: by the loop with its marks taken out, by the loop as it
+is, with `return_trace=True` and with `trace=` a file. What counts is the ratio of the medians, in processor time, so
+that a busy machine matters little. The first ratio is what the hook costs when nobody looks, the others what a trace
+costs (aim: under 10 %).
 """
 
 from __future__ import annotations
@@ -66,15 +67,15 @@ def cases(model: Any, tokenizer: Any, batch: int, path: Path, settings: dict[str
 
 
 def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, in turn, each round in another order."""
+    """Median processor seconds of each, in turn, each round in another order."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for index in tqdm(range(rounds + 1), desc="rounds", leave=False):
         for name in names[index % len(names) :] + names[: index % len(names)]:
-            started = time.perf_counter()
+            started = time.process_time()
             runs[name]()
             if index:  # the first round warms up
-                times[name].append(time.perf_counter() - started)
+                times[name].append(time.process_time() - started)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -88,7 +89,7 @@ def main() -> None:
     arguments = options.parse_args()
     model, tokenizer = asrd.load(arguments.model)
     print(f"{arguments.model}, {torch.get_num_threads()} thread(s), medians of {arguments.rounds} decodes, in turn\n")
-    print("| decoder | batch | ms off | off / no marks | return_trace / off | trace=file / off |")
+    print("| decoder | batch | CPU ms off | off / no marks | return_trace / off | trace=file / off |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for decoder, batch in itertools.product(arguments.decoders, arguments.batch):

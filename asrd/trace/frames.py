@@ -74,7 +74,7 @@ def positions_frame(trace: Trace) -> pandas.DataFrame:
                     columns[name].append(value)
     frame = pandas.DataFrame(columns)
     frame["role"] = pandas.Categorical(frame["role"], categories=ROLES)
-    return frame.astype({"top1": "Int64", **{name: "float64" for name in names[7:]}})
+    return frame.astype({"top1": "Int64", **dict.fromkeys(names[7:], "float64")})
 
 
 def _after(trace: Trace) -> Any:

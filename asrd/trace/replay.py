@@ -67,7 +67,7 @@ class Canvas:
 
     def _write(self, step: RowStep) -> None:
         mask = self.header.mask
-        for position, token in step.draft:
+        for position, _ in step.draft:
             if self.tokens[position] != mask:
                 raise self._fault(f"draft at position {position}, where token {self.tokens[position]} stands already")
         for position in (*(place for place, _ in step.replace), *step.revoke):

@@ -6,7 +6,6 @@ Knows types, ranges and lengths within one line. Whether a line fits to those be
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
