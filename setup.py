@@ -6,7 +6,8 @@ from setuptools import find_packages, setup
 
 LINUX = "platform_system == 'Linux'"
 VIZ = ["pandas>=2.2"]
-TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2", "setuptools>=77"]
+TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
+TEST += ["setuptools>=77", *VIZ]
 
 setup(
     name="asrd",
@@ -16,7 +17,10 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["asrd", "asrd.*", "asrd_kernels", "asrd_kernels.*"]),
-    package_data={"asrd": ["py.typed", "tiny/weights/*/*", "viewer/*.html", "viewer/*.css", "viewer/*.js"], "asrd_kernels": ["py.typed"]},
+    package_data={
+        "asrd": ["py.typed", "tiny/weights/*/*", "viewer/*.html", "viewer/*.css", "viewer/*.js"],
+        "asrd_kernels": ["py.typed"],
+    },
     install_requires=[
         "torch>=2.6",
         "transformers>=5.22,<6",
@@ -27,6 +31,6 @@ setup(
         "rich>=14",
         f"triton>=3.7; {LINUX}",
     ],
-    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "test": [*TEST, *VIZ]},
+    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "test": TEST},
     entry_points={"console_scripts": ["asrd=asrd.cli:main"]},
 )

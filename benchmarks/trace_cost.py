@@ -1,9 +1,9 @@
 """What a trace costs: `python benchmarks/trace_cost.py [--rounds N] [--batch 1 8] [--model tiny]`.
 
 The same held-out problems are decoded over and over in turn: by the loop with its marks taken out, by the loop as it
-is, with `return_trace=True` and with `trace=` a file. What counts is the ratio of the medians, in processor time, so
-that a busy machine matters little. The first ratio is what the hook costs when nobody looks, the others what a trace
-costs (aim: under 10 %).
+is, with `return_trace=True` and with `trace=` a file. What counts are the ratios within a round, in processor time, so
+that a busy machine matters little; their medians are shown. The first ratio is what the hook costs when nobody looks,
+the others what a trace costs (aim: under 10 %).
 """
 
 from __future__ import annotations
@@ -66,17 +66,20 @@ def cases(model: Any, tokenizer: Any, batch: int, path: Path, settings: dict[str
     }
 
 
-def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median processor seconds of each, in turn, each round in another order."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
+def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> tuple[float, list[float]]:
+    """Median milliseconds without a trace, and the median over the rounds of the three ratios within a round."""
+    names, times = list(runs), []
     for index in tqdm(range(rounds + 1), desc="rounds", leave=False):
-        for name in names[index % len(names) :] + names[: index % len(names)]:
+        found = {}
+        for name in names[index % len(names) :] + names[: index % len(names)]:  # each round in another order
             started = time.process_time()
             runs[name]()
-            if index:  # the first round warms up
-                times[name].append(time.process_time() - started)
-    return {name: statistics.median(values) for name, values in times.items()}
+            found[name] = time.process_time() - started
+        times.append(found)
+    del times[0]  # it warms up
+    pairs = (("off", "no marks"), ("return_trace", "off"), ("trace=file", "off"))
+    ratios = [statistics.median(found[a] / found[b] for found in times) for a, b in pairs]
+    return 1e3 * statistics.median(found["off"] for found in times), ratios
 
 
 def main() -> None:
@@ -94,13 +97,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for decoder, batch in itertools.product(arguments.decoders, arguments.batch):
             runs = cases(model, tokenizer, batch, Path(folder) / "trace.jsonl", {"decoder": decoder})
-            found = measure(runs, arguments.rounds)
-            ratios = [
-                found["off"] / found["no marks"],
-                *(found[n] / found["off"] for n in ("return_trace", "trace=file")),
-            ]
+            milliseconds, ratios = measure(runs, arguments.rounds)
             cells = " | ".join(f"{ratio:.3f}" for ratio in ratios)
-            print(f"| {decoder} | {batch} | {1e3 * found['off']:.0f} | {cells} |", flush=True)
+            print(f"| {decoder} | {batch} | {milliseconds:.0f} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from asrd.tiny.task import LEVELS, Problem, grade, problems
 from asrd.trace import Trace, read
 from asrd.viewer import page
 
+WITH_REVOCATIONS = 35  # a hard problem in which ASRD with its usual settings takes tokens back
+
 
 def add(commands: Any) -> None:
     """Register the command."""
@@ -37,7 +39,13 @@ def add(commands: Any) -> None:
     command.add_argument("--save", type=Path, metavar="FOLDER", help="also keep the traces, as JSON lines")
     command.add_argument("--raw", action="store_true", help="do not apply the tokenizer's chat template")
     command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty of the problem (default: hard)")
-    command.add_argument("--problem", type=int, default=0, metavar="N", help="which held-out problem (default: 0)")
+    command.add_argument(
+        "--problem",
+        type=int,
+        default=WITH_REVOCATIONS,
+        metavar="N",
+        help=f"which of the held-out problems (default: {WITH_REVOCATIONS})",
+    )
     add_model(command)
     add_settings(command)
     command.set_defaults(run=run)

@@ -39,7 +39,7 @@ class Charts {
       }
       shapes.push(draw("polygon", { class: `fill-${ROLES[role].name}`, points: [...top, ...bottom].join(" ") }));
     }
-    return this._frame("canvas", "share of each role after each forward pass", [], ...shapes);
+    return this._frame("canvas filled", "share of each role after each forward pass", [], ...shapes);
   }
 
   // Commits upwards, revocations downwards.

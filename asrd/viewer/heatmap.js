@@ -1,14 +1,15 @@
 // Heatmap: roles over positions (across) and forward passes (down), on a canvas. A pixel a cell is painted once and
 // scaled; what moves (the clock's line, the chosen position) is drawn over it.
 
+const TALL = 240; // pixels
 const MARK_FROM = 6; // pixels of a cell from which on roles are marked in it as well
 
 class Heatmap {
-  constructor(replay, ticks, handlers) {
+  constructor(replay, handlers) {
     this.replay = replay;
-    this.ticks = ticks; // of the longest trace: all share one scale
     this.canvas = make("canvas", { role: "img", "aria-label": this._summary() });
-    this.element = make("figure", { class: "heatmap" }, make("figcaption", { text: "positions → · forward passes ↓" }), this.canvas);
+    const caption = make("figcaption", {}, make("b", { text: "roles" }), make("span", { text: `${replay.length} positions → ${replay.count * replay.perStep} forward passes ↓` }));
+    this.element = make("figure", { class: "heatmap" }, caption, this.canvas);
     this.canvas.addEventListener("pointermove", (event) => handlers.hover(this._cell(event), event));
     this.canvas.addEventListener("pointerleave", () => handlers.leave());
     this.canvas.addEventListener("click", (event) => handlers.pick(this._cell(event)));
@@ -23,9 +24,9 @@ class Heatmap {
   paint() {
     const { replay } = this, { length, count } = replay;
     this.width = this.canvas.clientWidth || 600;
-    this.height = Math.round(Math.min(Math.max(1.5 * this.ticks, 170), 300));
+    this.height = TALL;
     this.cellWidth = this.width / length;
-    this.cellHeight = (this.height / this.ticks) * replay.perStep;
+    this.cellHeight = this.height / Math.max(count, 1);
     this.context = fitCanvas(this.canvas, this.width, this.height);
     const palette = ROLES.map((role) => rgb(colour(`heat-${role.name}`)));
     const image = new ImageData(length, Math.max(count, 1));

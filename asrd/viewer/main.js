@@ -17,15 +17,15 @@ class Viewer {
   }
 
   _build(row) {
-    const ends = this.traces.map((t) => new Replay(t.records, row)).map((r) => r.count * r.perStep);
-    this.ticks = Math.max(1, ...ends);
+    const replays = this.traces.map((trace) => new Replay(trace.records, row));
+    this.ticks = Math.max(1, ...replays.map((replay) => replay.count * replay.perStep));
     this.stride = Math.min(...this.traces.map((t) => t.records[0].forwards_per_step));
     const handlers = {
       hover: (panel, place, box, step) => this.history.hover(panel.replay, step === undefined ? panel.step : step, place, box),
       leave: () => this.history.leave(),
       pick: (panel, place, tick) => { if (tick !== null) this.seek(tick); this.pick({ panel, place }); },
     };
-    this.panels = this.traces.map((trace, i) => new Panel(trace, row, this.ticks, i, handlers));
+    this.panels = this.traces.map((trace, i) => new Panel(trace, replays[i], this.ticks, i, handlers));
     this.find("panels").replaceChildren(...this.panels.map((panel) => panel.element));
     this.find("panels").dataset.count = this.panels.length;
     const { header } = this.panels[0].replay;
@@ -47,7 +47,7 @@ class Viewer {
 
   _legend() {
     const shown = ROLES.map((role) => make("li", {},
-      make("span", { class: "tok", data: { role: role.name }, text: role.name === "mask" ? MASK_SIGN : role.label }),
+      make("span", { class: "tok", data: { role: role.name }, text: role.name === "mask" ? "" : role.label, "data-ghost": MASK_SIGN }),
       make("small", { text: role.name === "mask" ? `mask: ${role.meaning}` : role.meaning })));
     this.find("legend").append(...shown);
   }
@@ -107,7 +107,6 @@ class Viewer {
     this.playing = on;
     const button = this.find("play");
     button.setAttribute("aria-label", on ? "pause" : "play");
-    button.firstElementChild.textContent = on ? "⏸" : "▶";
     button.classList.toggle("on", on);
     if (on) this._run();
   }

@@ -1,10 +1,10 @@
 // Panel: one decoder's decode: its name, counters, text, heat map and charts, at a step of its own.
 
-const MASK_SIGN = "\u00a0\u00a0";
+const MASK_SIGN = "··";
 
 class Panel {
-  constructor(trace, row, ticks, index, handlers) {
-    this.replay = new Replay(trace.records, row);
+  constructor(trace, replay, ticks, index, handlers) {
+    this.replay = replay;
     this.verdict = trace.verdict;
     this.handlers = handlers;
     this.step = -1;
@@ -14,7 +14,7 @@ class Panel {
     this.badge = make("span", { class: "badge", hidden: "" });
     this.counters = {};
     this.text = make("div", { class: "text", role: "listbox", tabindex: "0", id: `text-${index}`, "aria-label": `text of ${name}; arrow keys go from token to token` });
-    this.heatmap = new Heatmap(this.replay, ticks, {
+    this.heatmap = new Heatmap(this.replay, {
       hover: (cell, event) => this._hoverCell(cell, event),
       leave: () => handlers.leave(),
       pick: (cell) => cell && handlers.pick(this, cell.place, cell.step * this.replay.perStep),
@@ -42,10 +42,17 @@ class Panel {
     for (let place = 0; place < this.replay.length; place++) {
       const gap = document.createTextNode(" ");
       const token = make("span", { class: "tok", role: "option", id: `tok-${index}-${place}`, "aria-selected": "false", data: { place } });
+      token.dataset.ghost = this._ghost(place);
       this.cells.push({ gap, token, role: -1, id: -1 });
       all.append(gap, token);
     }
     this.text.append(all);
+  }
+
+  // A mask is as wide as the token that will stand there in the end, so that the text stays where it is.
+  _ghost(place) {
+    const { replay } = this;
+    return place >= replay.end || !replay.count ? MASK_SIGN : replay.text(replay.tokens[replay.count * replay.length + place]).trim() || MASK_SIGN;
   }
 
   _listen() {
@@ -114,9 +121,9 @@ class Panel {
     this.counters.anchors.textContent = total.anchors;
     this.counters.revoked.textContent = total.revoked;
     this.element.classList.toggle("done", done);
-    this.badge.hidden = !(done && (this.verdict || replay.error));
-    this.badge.textContent = replay.error || this.verdict || "";
-    this.badge.dataset.good = String(!replay.error && String(this.verdict).startsWith("right"));
+    this.badge.hidden = !done;
+    this.badge.textContent = replay.error || this.verdict || "done";
+    this.badge.dataset.good = String(!replay.error && !String(this.verdict).startsWith("wrong"));
     this.heatmap.show(step, this.chosen);
     this.charts.show(step);
   }
@@ -130,7 +137,7 @@ class Panel {
     cell.id = id;
     const text = replay.text(id), lines = (text.match(/\n/g) || []).length;
     cell.gap.data = role === MASK || padded ? " " : lines ? "\n".repeat(Math.min(lines, 2)) : /^\s/.test(text) ? " " : "";
-    cell.token.textContent = padded ? "" : role === MASK ? MASK_SIGN : text.trim() || "␣";
+    cell.token.textContent = padded || role === MASK ? "" : text.trim() || "␣";
     cell.token.dataset.role = padded ? "padding" : ROLES[role].name;
   }
 }
