@@ -69,11 +69,13 @@ def first_render(browser: Any, path: Path) -> tuple[float, float]:
     """Milliseconds until the first frame, as the page says, and until a step afterwards has been shown."""
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
     tab.goto(path.as_uri())
-    tab.wait_for_function("performance.getEntriesByName('asrd-first-render').length === 1")
-    opened = tab.evaluate("performance.getEntriesByName('asrd-first-render')[0].startTime")
+    while not (
+        marks := tab.evaluate("performance.getEntriesByName('asrd-first-render').map((mark) => mark.startTime)")
+    ):
+        time.sleep(0.05)
     moved = tab.evaluate("(() => { const t = performance.now(); viewer.seek(300); return performance.now() - t; })()")
     tab.close()
-    return opened, moved
+    return marks[0], moved
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
         tab.on("pageerror", lambda error: faults.append(str(error)))
         tab.on("request", lambda r: None if r.url == path.as_uri() else faults.append(f"asked for {r.url}"))
         tab.goto(path.as_uri())
-        tab.wait_for_function("performance.getEntriesByName('asrd-first-render').length === 1")
+        tab.locator(".panel").first.wait_for()
         return tab
 
     yield opened
@@ -168,8 +168,8 @@ def test_play_runs_to_the_end_and_pause_stops_it(show: Opener, traces: list[Trac
     tab.locator("h1").click()
     tab.keyboard.press("Space")
     ticks = max(len(trace.steps) for trace in traces)
-    tab.wait_for_function(f"document.getElementById('clock').textContent === '{ticks} / {ticks}'")
-    tab.wait_for_function("document.getElementById('play').getAttribute('aria-label') === 'play'")
+    tab.locator("#clock", has_text=f"{ticks} / {ticks}").wait_for()
+    tab.locator("#play[aria-label=play]").wait_for()
     assert canvas(tab) == expected(traces[0])[-1]
 
 
