@@ -57,8 +57,8 @@ class Charts {
       if (revoked) shapes.push(draw("rect", { class: "fill-revoked", x, width, y: zero, height: revoked * unit }));
     }
     shapes.push(draw("line", { class: "axis", x1: 0, x2: WIDTH, y1: zero, y2: zero }));
-    const keys = [["draft", `committed, up to ${up}`]];
-    if (down) keys.push(["revoked", `taken back, up to ${down}`]);
+    const keys = [["draft", `committed (≤ ${up})`]];
+    if (down) keys.push(["revoked", `taken back (≤ ${down})`]);
     return this._frame("each pass", "tokens committed and taken back in each forward pass", keys, ...shapes);
   }
 
@@ -73,7 +73,7 @@ class Charts {
     });
     return this._frame(
       "certainty", "mean confidence and entropy of the positions that each forward pass read",
-      [["confidence", "confidence"], ["entropy", `entropy, up to ${number(most, 1)} nats`]],
+      [["confidence", "confidence"], ["entropy", `entropy (≤ ${number(most, 1)})`]],
       draw("polyline", { class: "curve curve-confidence", points: confidence.join(" ") }),
       draw("polyline", { class: "curve curve-entropy", points: entropy.join(" ") }),
     );

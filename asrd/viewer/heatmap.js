@@ -28,6 +28,8 @@ class Heatmap {
     this.cellWidth = this.width / length;
     this.cellHeight = this.height / Math.max(count, 1);
     this.context = fitCanvas(this.canvas, this.width, this.height);
+    this.ink = colour("ink");
+    this.veil = colour("veil");
     const palette = ROLES.map((role) => rgb(colour(`heat-${role.name}`)));
     const image = new ImageData(length, Math.max(count, 1));
     for (let i = 0; i < count * length; i++) image.data.set(palette[replay.roles[length + i]], 4 * i);
@@ -57,9 +59,9 @@ class Heatmap {
   _marks(context) {
     const { replay, cellWidth, cellHeight } = this, size = Math.min(cellWidth, cellHeight);
     context.lineWidth = 1.4;
+    context.strokeStyle = context.fillStyle = colour("heat-cross");
     for (let step = 1; step <= replay.count; step++) {
       const events = replay.steps[step - 1], y = (step - 0.5) * cellHeight;
-      context.strokeStyle = colour("heat-cross");
       for (const place of events.revoke || []) {
         const x = (place + 0.5) * cellWidth, r = Math.max(2.2, Math.min(4, size / 2 - 1));
         context.beginPath();
@@ -68,7 +70,6 @@ class Heatmap {
         context.stroke();
       }
       if (size < MARK_FROM) continue;
-      context.fillStyle = colour("heat-cross");
       for (const place of events.anchor || []) {
         const x = (place + 0.5) * cellWidth, r = Math.min(3, size / 2 - 1);
         context.beginPath();
@@ -83,12 +84,12 @@ class Heatmap {
     const { context, cellWidth, cellHeight, replay } = this, y = step * cellHeight;
     context.clearRect(0, 0, this.width, this.height);
     context.drawImage(this.scaled, 0, 0, this.width, this.height);
-    context.fillStyle = colour("veil");
+    context.fillStyle = this.veil;
     context.fillRect(0, y, this.width, replay.count * cellHeight - y);
-    context.fillStyle = colour("ink");
+    context.fillStyle = this.ink;
     context.fillRect(0, Math.min(y, this.height - 2), this.width, step ? 2 : 0);
     if (chosen !== null) {
-      context.strokeStyle = colour("ink");
+      context.strokeStyle = this.ink;
       context.lineWidth = 1.5;
       const width = Math.max(cellWidth, 3);
       context.strokeRect((chosen + 0.5) * cellWidth - width / 2, 0.75, width, replay.count * cellHeight - 1.5);
