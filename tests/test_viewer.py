@@ -13,6 +13,7 @@ from browser import chromium
 from table_models import TableModel, TableSpec
 
 import asrd
+from asrd.cli import main
 from asrd.trace import Trace
 from asrd.viewer import page
 
@@ -378,3 +379,34 @@ def test_traces_of_different_batches_are_refused() -> None:
         page([a_trace("asrd", rows=2), a_trace("standard")])
     with pytest.raises(ValueError, match="traces is empty"):
         page([])
+
+
+def test_the_command_writes_a_page_from_a_prompt_and_from_saved_traces(
+    show: Opener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, again = tmp_path / "a.html", tmp_path / "b.html"
+    options = ["--max-new-tokens", "32", "--against", "standard", "--set", "steps=8", "--threshold", "0.5"]
+    command = ["trace", "ann has 3 stamps . how many stamps does ann have now ?", "--out", str(out), *options]
+    assert main([*command, "--save", str(tmp_path)]) == 0
+    saved = [tmp_path / "asrd.jsonl", tmp_path / "standard.jsonl"]
+    traces = [asrd.trace.read(path) for path in saved]
+    assert len(traces[1].steps) == 8  # each decoder gets the settings that it looks at
+    assert traces[0].header.settings["threshold"] == 0.5
+    assert "standard 8" in capsys.readouterr().err
+    assert main(["trace", "--from", str(saved[0]), "--from", str(saved[1]), "--out", str(again)]) == 0
+    assert again.read_text() == out.read_text()
+    assert canvas(show(traces)) == expected(traces[0])[-1]
+
+
+def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"asrd_trace": 9}\n')
+    for words, message in (
+        (["--from", str(broken)], "line 1: asrd_trace=9 is a version"),
+        (["--from", str(broken), "--against", "standard"], "leave out the prompt and --against"),
+        (["--against", "standrad"], "decoder='standrad' is unknown"),
+        (["--problem", "-1"], "--problem -1"),
+    ):
+        assert main(["trace", *words, "--out", str(tmp_path / "x.html")]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
