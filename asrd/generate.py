@@ -15,6 +15,7 @@ from asrd.adapter import ModelAdapter
 from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
 from asrd.decoders import find_decoder, without_effect
+from asrd.gpu import current
 from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
 from asrd.request import Request, prepare
@@ -77,7 +78,8 @@ def fast_generate(
     decoder = chosen(request, adapter.table.detach())
     stream = StreamObserver(streamer, request) if streamer is not None else None
     try:
-        decode(Run.of(adapter, request), decoder, [*observers, *([stream] if stream else [])])
+        with current(request.prompt.device):
+            decode(Run.of(adapter, request), decoder, [*observers, *([stream] if stream else [])])
     finally:
         if stream:
             stream.end()
