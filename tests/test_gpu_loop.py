@@ -39,6 +39,7 @@ ASRD: dict[str, tuple[dict[str, Any], bool]] = {
 EVERY = ASRD | VARIANTS
 RESULTS = ("sequences", "steps", "drafted", "revoked", "anchors", "tokens_per_forward")
 LENGTH = 13
+VOCABULARY = {"vocab_size": 12, "mask_token_id": 11}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def same(one: Any, other: Any) -> None:
 def model_of(name: str, seed: int) -> Any:
     """Odd seeds end their texts early; every third is a hash that is nothing like a network."""
     if seed % 3 == 2:
-        return SmoothModel(SmoothSpec(seed=seed, shifted=EVERY[name][1], eos_bonus=seed % 2))
+        return SmoothModel(SmoothSpec(seed=seed, shifted=EVERY[name][1], eos_bonus=seed % 2, **VOCABULARY))
     return (real_model if name in VARIANTS else asrd_model)(name, seed, eos_token_id=1 if seed % 2 else None)
 
 
@@ -80,10 +81,11 @@ def asrd_model(name: str, seed: int, **options: Any) -> Any:
 # --- same results ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 33), marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", EVERY)
-def test_late_looks_and_graphs_change_no_result(name: str) -> None:
+def test_late_looks_and_graphs_change_no_result(name: str, seeds: range) -> None:
     replays = 0
-    for seed in range(6):
+    for seed in seeds:
         model = model_of(name, seed)
         late, recorded, observed = FakeGpu(), FakeGpu(), FakeGpu()
         wanted = generate(model, name)
@@ -101,7 +103,7 @@ def test_late_looks_and_graphs_change_no_result(name: str) -> None:
         assert observed.count("send") == 0
         assert observed.count("replay") == max(steps - graph.WARM_UP, 0)
         replays += recorded.count("replay")
-    assert replays > 10
+    assert replays > 0
 
 
 def run_of(model: Any, name: str, gpu: FakeGpu | None, **settings: Any) -> tuple[Run, Decoder]:
@@ -134,7 +136,7 @@ class BreaksDown(SmoothModel):
     """Its logits for `row` are NaN as soon as at most `masks` are left there."""
 
     def __init__(self, row: int, masks: int) -> None:
-        super().__init__(SmoothSpec(seed=4, eos_token_id=None))
+        super().__init__(SmoothSpec(seed=4, eos_token_id=None, **VOCABULARY))
         self.row, self.masks = row, masks
 
     def forward(self, inputs_embeds: Tensor, **inputs: Any) -> SimpleNamespace:  # type: ignore[override]
@@ -206,7 +208,7 @@ def test_the_garbage_collector_rests_during_a_capture_only(error: Exception | No
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
+    return [record.getMessage() for record in caplog.records if record.name == "asrd"]
 
 
 def test_a_failed_capture_changes_no_result_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -241,31 +243,30 @@ def test_a_model_that_makes_the_host_wait_is_found_out_before_a_capture(caplog: 
 
 
 class Hoarder(AsrdDecoder):
-    """Keeps something else in each step, and decides by it."""
+    """Keeps something else in each step, and is confident in every second one only."""
+
+    kept: Any = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.kept: Any = self.start()
+        self.kept = torch.zeros_like(self.state.step)
 
-    def start(self) -> Any:
-        return torch.zeros(())
-
-    def tick(self) -> Tensor | float:
+    def confident(self) -> Tensor | bool:
         self.kept = self.kept + 1
-        return self.kept
+        return (self.kept % 2 == 1)[:, None]
 
     def commit(self, stats: VocabStats) -> None:
-        odd = torch.as_tensor(self.tick() % 2 == 1)
-        super().commit(stats._replace(confidence=torch.where(odd, stats.confidence, 0.5 * stats.confidence)))
+        super().commit(stats._replace(confidence=stats.confidence * self.confident()))
 
 
 class Counting(Hoarder):
-    def start(self) -> Any:
-        return [0]
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.kept = [0]
 
-    def tick(self) -> float:
+    def confident(self) -> bool:
         self.kept[0] += 1
-        return self.kept[0]
+        return self.kept[0] % 2 == 1
 
 
 @pytest.mark.parametrize("decoder", [Hoarder, Counting])
@@ -273,8 +274,8 @@ def test_a_decoder_that_moves_what_it_keeps_is_found_out(
     decoder: type[Decoder], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(DECODERS, "hoarder", decoder)
-    settings = {"decoder": "hoarder", "threshold": 0.8}
-    model, gpu = make_llama(2, eos_token_id=None, sharpness=1.0), FakeGpu()
+    settings = {"decoder": "hoarder", "threshold": 0.3}
+    model, gpu = make_llama(2, eos_token_id=None), FakeGpu()
     wanted = generate(model, **settings)
     same(generate(model, gpu=gpu, **settings), wanted)
     assert gpu.count("capture") == 0
@@ -297,7 +298,8 @@ def on_two_devices(model: Any) -> Any:
 
 
 def compiled_inside(model: Any) -> Any:
-    model.model.layers[0].mlp.compile(backend="eager")
+    layer = model.model.layers[0]
+    layer._compiled_call_impl = layer._call_impl  # what layer.compile() would set, without the wait
     return model
 
 
