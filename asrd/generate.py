@@ -17,6 +17,7 @@ from asrd.adapter import ModelAdapter
 from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
 from asrd.decoders import find_decoder, without_effect
+from asrd.gpu import current
 from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
 from asrd.request import Request, prepare
@@ -91,6 +92,7 @@ def fast_generate(
         if return_trace or trace is not None:
             record = watching.enter_context(recording(request, decoder, model, tokenizer, trace, return_trace))
             watchers.append(record.recorder)
+        watching.enter_context(current(request.prompt.device))
         decode(Run.of(adapter, request), decoder, watchers)
     if not (config.return_dict_in_generate or return_trace):
         return decoder.state.tokens
