@@ -37,7 +37,7 @@ class Recipe:
 RECIPES = {
     "edit": Recipe("edit", "tiny", 3200, stop=2422, edit=True),
     "plain": Recipe("plain", "tiny-plain", 8000, stop=4000),
-    "shift": Recipe("shift", "tiny-shift", 1200, stop=1200, shift=True, init="tiny-plain"),
+    "shift": Recipe("shift", "tiny-shift", 1200, stop=400, shift=True, init="tiny-plain"),
 }
 
 
