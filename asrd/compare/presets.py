@@ -101,7 +101,7 @@ PRESETS: dict[str, tuple[Table, ...]] = {
         Table("caches", "KV caches: what they cost in accuracy and save in time",
               (Part(("standard", "threshold", "asrd"), {"kv_cache": (None, "prefix", "dual")}),),
               axes=("kv_cache",)),
-        Table("refresh", "Dual cache: a full forward after so many steps at the latest (1: exact; None: new block only)",
+        Table("refresh", "Dual cache: a full forward after so many steps at most (1: exact; None: new blocks only)",
               (Part(("threshold", "asrd"), {"kv_refresh": (1, 2, 4, 8, None)}),),
               common={"kv_cache": "dual"}, axes=("kv_refresh",)),
     ),
