@@ -110,7 +110,8 @@ def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     """95 % interval of a proportion."""
     share = successes / n
     centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+    low, high = (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # at 0 and 1 rounding would leave the share outside
 
 
 def at_equal_forwards(summaries: Sequence[Summary], against: str = "threshold") -> list[dict[str, Any]]:
