@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from asrd.adapter import ModelAdapter
 from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
-from asrd.decoders import find_decoder, without_effect
+from asrd.decoders import Decoder, find_decoder, without_effect
 from asrd.gpu import current
 from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
@@ -72,13 +72,11 @@ def fast_generate(
     injected = {name: settings.pop(name) for name in _INJECTED if name in settings}
     _refuse_extras(logits_processor, stopping_criteria, injected)
     config = settle(generation_config, settings, max_length, input_ids)
-    chosen = find_decoder(config.decoder)
+    find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
     if model.training:
         log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
-    chosen.check(config, adapter)
-    if config.kv_cache is not None:
-        require_cache(adapter, config, chosen)
+    chosen = checked_decoder(adapter, config)
     config.block_length = chosen.block_length(config)
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
     _refuse_positions(injected.get("position_ids"), request)
@@ -99,6 +97,15 @@ def fast_generate(
     out = pack(decoder.state, request)
     out.trace = record.trace if record else None
     return out
+
+
+def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
+    """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
+    chosen = find_decoder(config.decoder)
+    chosen.check(config, adapter)
+    if config.kv_cache is not None:
+        require_cache(adapter, config, chosen)
+    return chosen
 
 
 def settle(

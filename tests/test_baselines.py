@@ -308,16 +308,6 @@ def test_wino_says_which_model_it_needs() -> None:
     refused(r"Deaf does not take an attention mask", Deaf(TableSpec(seed=1)), decoder="wino")
 
 
-@pytest.mark.parametrize("decoder", ["wino", "saber"])
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_decoders_that_look_beyond_the_active_block_refuse_a_cache(decoder: str, cache: str) -> None:
-    refused(rf"kv_cache='{cache}' .*decoder='{decoder}'", make_llama(1), decoder=decoder, kv_cache=cache)
-
-
-def test_a_dual_cache_refuses_scope_sequence() -> None:
-    refused(r"kv_cache='dual' .* scope='sequence'", make_llama(1), kv_cache="dual", scope="sequence")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("alg", "best"), ("eps", 0.0), ("eps", 1.0), ("factor", -1.0), ("threshold_back", 1.5), ("saber_n", 0),
