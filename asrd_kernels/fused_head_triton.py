@@ -10,6 +10,8 @@ GEMM path's. Interpreted, bfloat16 is widened before the product, which Triton's
 are exact in float32 either way.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +25,27 @@ from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 from asrd_kernels.vocab_stats_triton import _FIELDS, below, merge_kernel
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class HeadLaunch:
+    """Programs of `rows` by COLUMN_TILE logits, made `depth` dimensions at a time; then a merge of `chunks` in `merge`
+    lanes."""
+
+    rows: int
+    depth: int
+    warps: int
+    chunks: int
+    merge: int
+    merge_warps: int
+
+
+def head_launch(rows: int, vocab: int, itemsize: int) -> HeadLaunch:
+    """128 bytes of a row at a time, a cache line; more float32 rows than 32 do not fit in sm_80's registers."""
+    tile, chunks = row_tile(rows, itemsize), triton.cdiv(vocab, COLUMN_TILE)
+    merge = max(16, triton.next_power_of_2(chunks))
+    warps = 8 if tile * itemsize >= 128 else 4
+    return HeadLaunch(tile, 128 // itemsize, warps, chunks, merge, merge_warps=4 if merge > 256 else 1)
 
 
 @triton.jit
@@ -97,24 +120,23 @@ def _launch(
     top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
 ) -> None:  # fmt: skip
     (rows, dim), vocab, sample, length = hidden.shape, weight.shape[0], temperature > 0, top1.shape[1] - 1
-    tile, chunks = row_tile(rows), triton.cdiv(vocab, COLUMN_TILE)
-    merge = max(16, triton.next_power_of_2(chunks))
-    numbers = torch.empty(rows, _FIELDS.value, merge, dtype=torch.float32, device=hidden.device)
-    picks = torch.empty(rows, merge, dtype=torch.int32, device=hidden.device)
+    how = head_launch(rows, vocab, weight.element_size())
+    numbers = torch.empty(rows, _FIELDS.value, how.merge, dtype=torch.float32, device=hidden.device)
+    picks = torch.empty(rows, how.merge, dtype=torch.int32, device=hidden.device)
     hot = max(temperature, 1.0)  # neither factor overflows, however hot or cold
-    wrap_triton(head_kernel)[(triton.cdiv(rows, tile), chunks)](
+    wrap_triton(head_kernel)[(triton.cdiv(rows, how.rows), how.chunks)](
         hidden, weight, row, position, row_ids, forbidden, numbers, picks,
         forbidden.shape[0], seed, temperature / hot, 1 / hot,
         rows, vocab, dim, length, hidden.stride(0), weight.stride(0),
         SAMPLE=sample, WIDEN=triton.knobs.runtime.interpret and weight.dtype == torch.bfloat16,
-        ROWS=tile, COLUMNS=COLUMN_TILE, DEPTH=128 // weight.element_size(), MERGE=merge,
-        num_warps=4 if tile < 64 else 8, num_stages=3, enable_fp_fusion=False,
+        ROWS=how.rows, COLUMNS=COLUMN_TILE, DEPTH=how.depth, MERGE=how.merge,
+        num_warps=how.warps, num_stages=3, enable_fp_fusion=False,
     )  # fmt: skip
     unsure = forbidden if unconfident is None else unconfident
     wrap_triton(merge_kernel)[(rows,)](
         numbers, picks, row, position, unsure, top1, confidence, entropy, bad,
-        0 if unconfident is None else unsure.shape[0], chunks, length, top1.stride(0),
-        SAMPLE=sample, MERGE=merge, num_warps=4 if merge > 256 else 1, enable_fp_fusion=False,
+        0 if unconfident is None else unsure.shape[0], how.chunks, length, top1.stride(0),
+        SAMPLE=sample, MERGE=how.merge, num_warps=how.merge_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 

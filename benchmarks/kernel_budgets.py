@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
-from kernel_cases import DTYPES, Case, commit_case, embed_case, stats_case
+from kernel_cases import DTYPES, Case, commit_case, embed_case, head_case, stats_case
 from kernel_code import TARGETS, Caught, Figures, compile_for, recorded
 from tqdm import tqdm
 
+from asrd_kernels.head_cost import COLUMN_TILE, row_tile
+
+ALL_DTYPES = DTYPES | {"fp64": torch.float64}
 BUDGETS = Path(__file__).with_name("kernel_budgets.json")
 _USUAL_STATS = {("bf16", 126464, 0.0), ("bf16", 126464, 0.7), ("fp32", 126464, 0.0), ("fp32", 126463, 0.0)}
 _USUAL_EMBED = {("bf16", 100), ("bf16", 4096), ("fp32", 8192)}
@@ -41,33 +45,34 @@ def variants() -> Iterator[Variant]:
     yield from _stats_variants()
     yield from _embed_variants()
     yield from _commit_variants()
+    yield from _head_variants()
 
 
 def _stats_variants() -> Iterator[Variant]:
-    for dtype in DTYPES:
+    for dtype in ALL_DTYPES:
         for vocab in (1000, 1008, 126464, 126463, 151936):
             for heat in (0.0, 0.7):
-                make = lambda d=dtype, v=vocab, t=heat: stats_case(1, v, DTYPES[d], temperature=t)  # noqa: E731
+                make = lambda d=dtype, v=vocab, t=heat: stats_case(1, v, ALL_DTYPES[d], temperature=t)  # noqa: E731
                 label = f"{dtype} V={vocab}{' sampled' if heat else ''}"
                 usual = (dtype, vocab, heat) in _USUAL_STATS
-                size = DTYPES[dtype].itemsize
+                size = ALL_DTYPES[dtype].itemsize
                 wide = ("chunk_kernel", min(4096, vocab) * size) if vocab % 16 == 0 and vocab > 4096 else None
                 yield Variant(label, usual, make, wide_loads=wide)
 
 
 def _embed_variants() -> Iterator[Variant]:
     def one(dtype: str, dim: int, usual: bool, **settings: Any) -> Variant:
-        make = lambda: embed_case(1, 2, 40, dim, DTYPES[dtype], vocab=16, anchors=3, **settings)  # noqa: E731
+        make = lambda: embed_case(1, 2, 40, dim, ALL_DTYPES[dtype], vocab=16, anchors=3, **settings)  # noqa: E731
         extra = "".join(f" {value}" for value in settings.values())
-        wide = ("embed_kernel", dim * DTYPES[dtype].itemsize) if dim % 16 == 0 and dim >= 2048 else None
+        wide = ("embed_kernel", dim * ALL_DTYPES[dtype].itemsize) if dim % 16 == 0 and dim >= 2048 else None
         return Variant(f"{dtype} D={dim}{extra}", usual, make, wide, wide)
 
-    for dtype in DTYPES:
+    for dtype in ALL_DTYPES:
         for dim in _EMBED_DIMS:
             yield one(dtype, dim, (dtype, dim) in _USUAL_EMBED)
     for dtype, dim in (("bf16", 4096), ("fp32", 4096), ("fp32", 8192)):
-        for probe in ("none", "parallel", "random", "gaussian"):
-            yield one(dtype, dim, (dtype, dim, probe) == ("fp32", 4096, "gaussian"), probe=probe)
+        for probe in ("none", "parallel", "random"):
+            yield one(dtype, dim, (dtype, dim, probe) == ("fp32", 8192, "random"), probe=probe)
         yield one(dtype, dim, False, magnitude="constant")
 
 
@@ -86,19 +91,26 @@ def _commit_variants() -> Iterator[Variant]:
             yield Variant(f"G={length}{words}", usual, make)
 
 
+def _head_variants() -> Iterator[Variant]:
+    sizes = [(rows, 126464, 4096) for rows in (16, 32, 64)] + [(16, 1000, 64), (64, 126463, 100)]
+    for dtype in DTYPES:
+        for rows, vocab, dim in sizes:
+            for heat in (0.0, 0.7):
+                make = lambda d=dtype, n=rows, v=vocab, k=dim, t=heat: head_case(n, v, k, DTYPES[d], temperature=t)  # noqa: E731
+                label = f"{dtype} N={rows} V={vocab} D={dim}{' sampled' if heat else ''}"
+                usual = (dtype, rows, vocab, heat) == ("bf16", 64, 126464, 0.0)
+                lines = row_tile(rows, DTYPES[dtype].itemsize) + COLUMN_TILE  # 128 bytes of a hidden state or weight
+                wide = ("head_kernel", lines * 128) if dim % 16 == 0 else None
+                yield Variant(label, usual, make, wide_loads=wide)
+
+
 def launches(variant: Variant) -> list[Caught]:
     """The launches of a variant, caught."""
-    from asrd_kernels.anchor_embed_triton import anchor_embed_triton
-    from asrd_kernels.commit_triton import commit_triton
-    from asrd_kernels.vocab_stats_triton import vocab_stats_triton
+    from kernel_launchers import LAUNCHERS
 
     case = variant.make()
     with recorded() as caught:
-        case.run(
-            {"anchor_embed": anchor_embed_triton, "vocab_stats": vocab_stats_triton, "commit": commit_triton}[
-                case.operation
-            ]
-        )
+        case.run(LAUNCHERS[case.operation])
     return caught
 
 
