@@ -8,6 +8,7 @@ A variant is what decides the machine code: dtype, tile, divisibility of V and D
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ ALL_DTYPES = DTYPES | {"fp64": torch.float64}
 BUDGETS = Path(__file__).with_name("kernel_budgets.json")
 _USUAL_STATS = {("bf16", 126464, 0.0), ("bf16", 126464, 0.7), ("fp32", 126464, 0.0), ("fp32", 126463, 0.0)}
 _USUAL_EMBED = {("bf16", 100), ("bf16", 4096), ("fp32", 8192)}
-_EMBED_DIMS = (64, 100, 128, 256, 512, 1000, 1024, 2048, 3584, 4096, 8192)
+_EMBED_DIMS = (64, 100, 128, 256, 512, 1000, 1024, 2048, 4096, 8192)  # 3584 has the code of 4096
+_EMBED_DIMS_64 = (100, 4096, 8192)
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,13 @@ def variants() -> Iterator[Variant]:
 
 
 def _stats_variants() -> Iterator[Variant]:
-    for dtype in ALL_DTYPES:
-        for vocab in (1000, 1008, 126464, 126463, 151936):
-            for heat in (0.0, 0.7):
-                make = lambda d=dtype, v=vocab, t=heat: stats_case(1, v, ALL_DTYPES[d], temperature=t)  # noqa: E731
-                label = f"{dtype} V={vocab}{' sampled' if heat else ''}"
-                usual = (dtype, vocab, heat) in _USUAL_STATS
-                size = ALL_DTYPES[dtype].itemsize
-                wide = ("chunk_kernel", min(4096, vocab) * size) if vocab % 16 == 0 and vocab > 4096 else None
-                yield Variant(label, usual, make, wide_loads=wide)
+    vocabs = dict.fromkeys(DTYPES, (1000, 1008, 126464, 126463)) | {"fp64": (126464, 126463)}
+    for dtype, heat in itertools.product(ALL_DTYPES, (0.0, 0.7)):
+        for vocab in (*vocabs[dtype], *((151936,) if dtype == "bf16" else ())):
+            make = lambda d=dtype, v=vocab, t=heat: stats_case(1, v, ALL_DTYPES[d], temperature=t)  # noqa: E731
+            label = f"{dtype} V={vocab}{' sampled' if heat else ''}"
+            wide = ("chunk_kernel", 4096 * ALL_DTYPES[dtype].itemsize) if vocab % 16 == 0 and vocab > 4096 else None
+            yield Variant(label, (dtype, vocab, heat) in _USUAL_STATS, make, wide_loads=wide)
 
 
 def _embed_variants() -> Iterator[Variant]:
@@ -68,7 +68,7 @@ def _embed_variants() -> Iterator[Variant]:
         return Variant(f"{dtype} D={dim}{extra}", usual, make, wide, wide)
 
     for dtype in ALL_DTYPES:
-        for dim in _EMBED_DIMS:
+        for dim in _EMBED_DIMS_64 if dtype == "fp64" else _EMBED_DIMS:
             yield one(dtype, dim, (dtype, dim) in _USUAL_EMBED)
     for dtype, dim in (("bf16", 4096), ("fp32", 4096), ("fp32", 8192)):
         for probe in ("none", "parallel", "random"):
@@ -92,16 +92,14 @@ def _commit_variants() -> Iterator[Variant]:
 
 
 def _head_variants() -> Iterator[Variant]:
-    sizes = [(rows, 126464, 4096) for rows in (16, 32, 64)] + [(16, 1000, 64), (64, 126463, 100)]
-    for dtype in DTYPES:
-        for rows, vocab, dim in sizes:
-            for heat in (0.0, 0.7):
-                make = lambda d=dtype, n=rows, v=vocab, k=dim, t=heat: head_case(n, v, k, DTYPES[d], temperature=t)  # noqa: E731
-                label = f"{dtype} N={rows} V={vocab} D={dim}{' sampled' if heat else ''}"
-                usual = (dtype, rows, vocab, heat) == ("bf16", 64, 126464, 0.0)
-                lines = row_tile(rows, DTYPES[dtype].itemsize) + COLUMN_TILE  # 128 bytes of a hidden state or weight
-                wide = ("head_kernel", lines * 128) if dim % 16 == 0 else None
-                yield Variant(label, usual, make, wide_loads=wide)
+    sizes = [(rows, 126464, 4096, heat) for rows in (16, 32, 64) for heat in (0.0, 0.7)]
+    for dtype, size in itertools.product(DTYPES, [*sizes, (16, 1000, 64, 0.7), (64, 126463, 100, 0.7)]):
+        rows, vocab, dim, heat = size
+        make = lambda d=dtype, n=rows, v=vocab, k=dim, t=heat: head_case(n, v, k, DTYPES[d], temperature=t)  # noqa: E731
+        label = f"{dtype} N={rows} V={vocab} D={dim}{' sampled' if heat else ''}"
+        usual = (dtype, *size) == ("bf16", 64, 126464, 4096, 0.0)
+        lines = row_tile(rows, DTYPES[dtype].itemsize) + COLUMN_TILE  # 128 bytes of a hidden state or weight
+        yield Variant(label, usual, make, wide_loads=("head_kernel", lines * 128) if dim % 16 == 0 else None)
 
 
 def launches(variant: Variant) -> list[Caught]:
@@ -162,7 +160,8 @@ def main() -> None:
     options.add_argument("--usual", action="store_true", help="only the default selection of the tests")
     options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     arguments = options.parse_args()
-    chosen = [variant for variant in variants() if variant.usual or not arguments.usual]
+    chosen = sorted(variants(), key=lambda variant: not variant.usual)
+    chosen = [variant for variant in chosen if variant.usual or not arguments.usual]
     old = {} if arguments.write or not BUDGETS.exists() else read_budgets()["kernels"]
     new: dict[str, dict[str, dict[str, int]]] = {}
     for variant, launch, target, figures in measure(chosen, arguments.targets):
@@ -171,9 +170,13 @@ def main() -> None:
         budget = new[name][target] if arguments.write else old.get(name, {}).get(target)
         for complaint in filter(None, (excess(figures, budget), narrow(launch, variant, target, figures))):
             tqdm.write(f"{name}, {target}: {complaint}")
-    if arguments.write:
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(new[name])}" for name in sorted(new))
-        BUDGETS.write_text(f'{{"triton": "{triton.__version__}", "kernels": {{\n{lines}\n}}}}\n')
+        if arguments.write:  # each time: a run that is broken off is not lost
+            _write_budgets(new)
+
+
+def _write_budgets(kernels: dict[str, dict[str, dict[str, int]]]) -> None:
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(kernels[name])}" for name in sorted(kernels))
+    BUDGETS.write_text(f'{{"triton": "{triton.__version__}", "kernels": {{\n{lines}\n}}}}\n')
 
 
 if __name__ == "__main__":
