@@ -1,13 +1,8 @@
-"""LM head and `vocab_stats` in one: hidden states and weight in, statistics out, the logits never in memory.
+"""`fused_head` in two launches: tiles of rows and tokens, then the merge of `vocab_stats`.
 
 A program multiplies a tile of rows by the weights of a tile of tokens, accumulating in float32, and reduces its tile of
-logits to the six numbers that a chunk of vocab_stats_triton.py has; the same merge follows. The logits are not rounded
-to the model's dtype on the way, as a GEMM's output is: in half precision the statistics are closer to the truth than
-the other path's, and may differ from them. `fused_head_torch` is the twin.
-
-When it is worth it: head_cost.py. Weights are plain [V, D], without bias, of 16 or 32 bits; anything else is the
-GEMM path's. Interpreted, bfloat16 is widened before the product, which Triton's interpreter gets wrong; the products
-are exact in float32 either way.
+logits to the six numbers that a chunk of vocab_stats_triton.py has; the same merge follows. Interpreted, bfloat16 is
+widened before the product, which Triton's interpreter gets wrong; the products are exact in float32 either way.
 """
 
 from dataclasses import dataclass
@@ -18,13 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from asrd_kernels.fused_head import check_head
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
 from asrd_kernels.philox_triton import as_int64, gumbel
 from asrd_kernels.state import VocabStats
-from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
+from asrd_kernels.vocab_stats import Readout
 from asrd_kernels.vocab_stats_triton import _FIELDS, below, merge_kernel
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -143,11 +137,8 @@ def _launch(
 def fused_head_triton(
     hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
 ) -> None:
-    """The statistics of logits hidden [N, D] @ weight [V, D]^T, written as `vocab_stats` writes them."""
-    if hidden.dtype != weight.dtype or weight.dtype not in DTYPES:
-        raise ValueError(
-            f"hidden states of {hidden.dtype} and a weight of {weight.dtype}: need one of {DTYPES} in both"
-        )
+    """As `fused_head_torch`; the numbers of a hidden state, and of a weight's row, lie next to each other."""
+    check_head(hidden, weight)
     if hidden.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError("the numbers of a hidden state, and of a weight's row, must lie next to each other")
     if hidden.shape[0] > 0:
@@ -155,10 +146,3 @@ def fused_head_triton(
             hidden, weight, row.contiguous(), position.contiguous(), readout.row_ids, readout.forbidden,
             readout.unconfident, readout.temperature, as_int64(readout.seed), *out,
         )  # fmt: skip
-
-
-def fused_head_torch(
-    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
-) -> None:
-    """The twin: a GEMM in float32, then `vocab_stats_torch`."""
-    vocab_stats_torch(hidden.float() @ weight.float().T, row, position, readout, out)

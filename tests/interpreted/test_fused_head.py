@@ -8,24 +8,15 @@ import pytest
 import torch
 from kernel_cases import DTYPES
 from kernel_guard import KernelGuard
+from parity import poisoned
 from torch import Tensor
 
 from asrd_kernels import Readout, VocabStats
-from asrd_kernels.fused_head_triton import fused_head_torch, fused_head_triton
+from asrd_kernels.fused_head import fused_head_torch
+from asrd_kernels.fused_head_triton import fused_head_triton, head_launch
 from asrd_kernels.vocab_stats import vocab_stats_torch
 
 EPSILON = 2e-6  # of a float32 result, besides the twin's own error
-
-
-def poisoned(rows: int) -> VocabStats:
-    """Room for one batch row of `rows` positions, holding what no result can be."""
-    shape = (1, rows + 1)
-    return VocabStats(
-        torch.full(shape, -7),
-        torch.full(shape, torch.nan),
-        torch.full(shape, torch.nan),
-        torch.ones(shape, dtype=torch.bool),
-    )
 
 
 def a_readout(vocab: int, **settings: Any) -> Readout:
@@ -38,7 +29,7 @@ def check(hidden: Tensor, weight: Tensor, position: Tensor | None = None, **sett
     rows, vocab = hidden.shape[0], weight.shape[0]
     position = torch.arange(rows) if position is None else position
     readout, row = a_readout(vocab, **settings), torch.zeros_like(position)
-    found, twin, truth = (poisoned(rows) for _ in range(3))
+    found, twin, truth = (poisoned(1, rows) for _ in range(3))
     with KernelGuard() as guard:
         fused_head_triton(hidden, weight, row, position, readout, found)
     assert len(guard.launches) == (2 if rows else 0)
@@ -93,7 +84,7 @@ def test_unused_slots_are_neither_computed_nor_written() -> None:
     assert (found.top1[0, 16:32] == -7).all()
     with KernelGuard() as guard:
         readout = a_readout(200)
-        fused_head_triton(hidden, weight, torch.zeros(40).long(), torch.full((40,), 40), readout, poisoned(40))
+        fused_head_triton(hidden, weight, torch.zeros(40).long(), torch.full((40,), 40), readout, poisoned(1, 40))
     assert guard.launches[0].by_argument()["weight"][0].bytes == 0
 
 
@@ -126,11 +117,19 @@ def test_rows_with_gaps_between_them_are_read_right() -> None:
 
 def test_what_the_kernel_cannot_read_is_refused() -> None:
     hidden, weight = inputs(2, 20, 64, "fp32")
-    rest = (torch.zeros(2).long(), torch.arange(2), a_readout(20), poisoned(2))
+    rest = (torch.zeros(2).long(), torch.arange(2), a_readout(20), poisoned(1, 2))
     with pytest.raises(ValueError, match=r"hidden states of torch.float64 and a weight of torch.float32"):
         fused_head_triton(hidden.double(), weight, *rest)
     with pytest.raises(ValueError, match="next to each other"):
         fused_head_triton(hidden, weight.T.contiguous().T, *rest)
+
+
+def test_launches_fit_rows_and_vocabulary() -> None:
+    assert [head_launch(n, 1000, 2).rows for n in (1, 16, 17, 33, 64, 300)] == [16, 16, 32, 64, 64, 64]
+    assert [head_launch(n, 1000, 4).rows for n in (1, 17, 33, 300)] == [16, 32, 32, 32]
+    for vocab in (1, 128, 129, 126464):
+        how = head_launch(8, vocab, 2)
+        assert 128 * (how.chunks - 1) < vocab <= 128 * how.chunks <= 128 * how.merge
 
 
 @pytest.mark.long
