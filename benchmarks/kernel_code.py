@@ -110,6 +110,7 @@ def _tool(name: str) -> str:
     return str(_TOOLS / name)
 
 
+@cache
 def _nvidia_figures(cubin: bytes, shared: int) -> Figures:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
