@@ -128,11 +128,12 @@ def test_a_table_of_any_strides() -> None:
     check(state, table.T.contiguous().T, rules, row_ids)
 
 
-def test_a_canvas_of_several_tiles_and_many_entropies() -> None:
-    """More than 32 guided masks, and more entropies than are looked at in one go."""
-    state, table, rules, row_ids = a_case(1, 1100, 64, "fp32", 5, scope="sequence", block_length=512, capacity=16)
-    assert int(state.guided.sum()) > 64
-    check(state, table, rules, row_ids)
+@pytest.mark.parametrize(("length", "block"), [(70, 20), pytest.param(1100, 512, marks=pytest.mark.long)])
+def test_a_canvas_of_several_tiles_and_many_entropies(length: int, block: int) -> None:
+    """More than 32 guided masks; and 1100 entropies are more than are looked at in one go."""
+    case = a_case(1, length, 64, "fp32", 5, scope="sequence", block_length=block, capacity=16)
+    assert int(case[0].guided.sum()) > 32
+    check(*case)
 
 
 def test_float64_tables_stay_float64() -> None:
