@@ -17,6 +17,7 @@ from asrd.adapter import ModelAdapter
 from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
 from asrd.decoders import Decoder, find_decoder, without_effect
+from asrd.fused_head import require_fused_head
 from asrd.gpu import current
 from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
@@ -81,6 +82,8 @@ def fast_generate(
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
     _refuse_positions(injected.get("position_ids"), request)
     decoder = chosen(request, adapter.table.detach())
+    if config.lm_head == "fused":
+        require_fused_head(adapter, config, decoder)
     record = None
     with ExitStack() as watching:
         watchers = list(observers)

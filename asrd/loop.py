@@ -102,14 +102,27 @@ def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> Non
     run.mark("embed")
     hidden = forward(run, embeds, decoder.state, decoder.sight())  # 2. one forward pass ...
     run.mark("forward")
-    row, position = run.pick(decoder)
-    logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
-    run.mark("head")
-    asked = asked_stats_torch(decoder.asks, logits, row, position, run.request.readout, decoder.named())
-    dispatch.vocab_stats(logits, row, position, run.request.readout, out=room[0], impl=run.request.impl)
+    asked = read(run, hidden, decoder, room[0])  # ... then LM head and statistics of the wanted positions
     run.mark("statistics")
     decoder.commit(room[1], **asked)  # 3. - 10. verify, draft, revoke, promote
     run.mark("commit")
+
+
+def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:
+    """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
+    request = run.request
+    row, position = run.pick(decoder)
+    if request.lm_head == "fused":
+        weight = run.adapter.split_head.weight
+        chosen, _ = gather(run, hidden, row, position)
+        run.mark("head")
+        dispatch.fused_head(chosen, weight, row, position, request.readout, out, request.impl)
+        return {}
+    logits = head(run, hidden, row, position)
+    run.mark("head")
+    asked = asked_stats_torch(decoder.asks, logits, row, position, request.readout, decoder.named())
+    dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
+    return asked
 
 
 def pick_slots(decoder: Decoder) -> tuple[Tensor, Tensor]:
@@ -135,14 +148,22 @@ def forward(run: Run, embeds: Tensor, state: DecodeState, sight: Sight | None = 
     return run.adapter.body(embeds, inputs) if run.cache is None else run.cache(embeds, state)
 
 
-def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
-    request, adapter = run.request, run.adapter
-    column = position + request.prompt.shape[1] - adapter.shift * (position < request.length)
+def gather(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows [N, D] of the body's output for generated positions (and rows behind them); with classifier-free guidance
+    those of the second half, too."""
+    request = run.request
+    column = position + request.prompt.shape[1] - run.adapter.shift * (position < request.length)
     column = column.clamp(max=hidden.shape[1] - 1)
     here, column = row.to(hidden.device), column.to(hidden.device)
-    logits = adapter.head(hidden[here, column])
-    if request.cfg_scale > 0:
-        blind = adapter.head(hidden[here + hidden.shape[0] // 2, column])
-        logits = blind + (request.cfg_scale + 1) * (logits - blind)
+    blind = hidden[here + hidden.shape[0] // 2, column] if request.cfg_scale > 0 else None
+    return hidden[here, column], blind
+
+
+def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
+    chosen, blind_rows = gather(run, hidden, row, position)
+    logits = run.adapter.head(chosen)
+    if blind_rows is not None:
+        blind = run.adapter.head(blind_rows)
+        logits = blind + (run.request.cfg_scale + 1) * (logits - blind)
     return logits.to(row.device)
