@@ -18,7 +18,7 @@ from asrd.compare.measure import decode_batch
 from asrd.compare.plan import RunSpec
 from asrd.decoders import find_decoder
 from asrd.diagnose.annotations import Annotated
-from asrd.diagnose.intervals import Estimate, mean, ratio
+from asrd.diagnose.intervals import Estimate, mean, share
 from asrd.diagnose.samples import Sample, batched
 from asrd.diagnose.stage import Stage
 from asrd.events import EventObserver
@@ -74,10 +74,10 @@ def figures(method: str, window: int | None, texts: Sequence[Marked]) -> ErrorFi
         window=window,
         texts=len(texts),
         right=mean(of("right")),
-        error_rate=ratio(of("errors"), of("length")),
-        long_span=ratio(of("long_errors"), of("errors")),
+        error_rate=share(of("errors"), of("length")),
+        long_span=share(of("long_errors"), of("errors")),
         anchors=mean(of("anchors")),
-        contamination=ratio(of("anchors_wrong")[known], of("anchors")[known]),
+        contamination=share(of("anchors_wrong")[known], of("anchors")[known]),
     )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asrd.compare.report import wilson
+
 DRAWS = 1000
 
 
@@ -58,10 +60,17 @@ def bootstrap(figure: Callable[[Tensor], Tensor], count: int, draws: int = DRAWS
     return Estimate(value, low, high)
 
 
-def ratio(part: Tensor, whole: Tensor) -> Estimate:
-    """Sum of part over sum of whole, both [prompts]."""
+def share(part: Tensor, whole: Tensor) -> Estimate:
+    """Sum of part over sum of whole, both [prompts] counts with part <= whole.
+
+    Never narrower than if all that is counted were independent: three of three is not certainty.
+    """
     part, whole = part.double(), whole.double()
-    return bootstrap(lambda drawn: part[drawn].sum(1) / _or_nan(whole[drawn].sum(1)), len(part))
+    found = bootstrap(lambda drawn: part[drawn].sum(1) / whole[drawn].sum(1), len(part))  # 0 / 0 is NaN
+    if found is NOTHING:
+        return NOTHING
+    low, high = wilson(round(float(part.sum())), round(float(whole.sum())))
+    return Estimate(found.value, min(found.low, low), max(found.high, high))
 
 
 def mean(values: Tensor) -> Estimate:
@@ -69,6 +78,3 @@ def mean(values: Tensor) -> Estimate:
     known = values[~values.isnan()].double()
     return bootstrap(lambda drawn: known[drawn].mean(1), len(known)) if len(known) else NOTHING
 
-
-def _or_nan(whole: Tensor) -> Tensor:
-    return torch.where(whole == 0, torch.nan, whole)

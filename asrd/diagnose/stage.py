@@ -78,14 +78,11 @@ class Stage:
         return dispatch.anchor_embed(state, self.table, rules, self.request.readout.row_ids, self.request.impl)
 
     @torch.no_grad()
-    def predicted(self, embeds: Tensor, state: DecodeState) -> Tensor:
-        """[B, G] the token that the model finds likeliest at each generated position, forbidden ones left out."""
-        batch, length = state.pending.shape
-        hidden = forward(self.run, embeds, state)
-        row = torch.arange(batch, device=embeds.device).repeat_interleave(length)
-        logits = head(self.run, hidden, row, state.positions.repeat(batch))
-        logits = logits.float().index_fill_(1, self.request.readout.forbidden, -torch.inf)
-        return logits.argmax(1).view(batch, length)
+    def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
+        """[N, V] of the N positions `wanted` [B, G] bool in the order of `nonzero`, -inf for ids never predicted."""
+        row, position = wanted.nonzero(as_tuple=True)
+        found = head(self.run, forward(self.run, embeds, state), row, position).float()
+        return found.index_fill(1, self.request.readout.forbidden, -torch.inf)
 
 
 def cached_anchors(state: DecodeState, capacity: int) -> Tensor:
