@@ -6,7 +6,7 @@ Knows the order of things. What a step changes is the decoder's business, how a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,11 +15,16 @@ from torch import Tensor
 from asrd.adapter import ModelAdapter, Sight
 from asrd.caches import CachedBody
 from asrd.decoders import Decoder
+from asrd.inspector import Inspector
 from asrd.request import Request
 from asrd_kernels import DecodeState, VocabStats, asked_stats_torch, dispatch, new_stats
 
 Observer = Callable[[DecodeState], None]
 Picker = Callable[[Decoder], tuple[Tensor, Tensor]]
+
+
+def nobody_listens(part: str) -> None:
+    """The usual `Run.mark`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Run:
     inputs: dict[str, Any]  # of every forward, besides the embeddings
     pick: Picker
     cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
+    mark: Callable[[str], None] = nobody_listens  # is told when a part of a step is over
 
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, pick: Picker | None = None) -> Run:
@@ -45,10 +51,16 @@ class Run:
 
 
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
-    """Fill the decoder's canvas. Observers see the state after each step; they must not change it."""
+    """Fill the decoder's canvas. Observers see the state after each step, inspectors also what happens within it; they
+    must not change it."""
     observers = tuple(observers)
+    inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
+    if inspectors:
+        run = replace(run, mark=told_to(inspectors))
     room = new_stats(decoder.state, decoder.extra_rows)
     for _ in range(decoder.most_steps):
+        for inspector in inspectors:
+            inspector.begin(decoder, room[1])
         step(run, decoder, room)
         done = finished(decoder.state, room[1])
         for observer in observers:
@@ -57,15 +69,30 @@ def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> No
             return
 
 
+def told_to(inspectors: list[Inspector]) -> Callable[[str], None]:
+    """A `Run.mark` to which all of them listen."""
+
+    def mark(part: str) -> None:
+        for inspector in inspectors:
+            inspector.mark(part)
+
+    return mark
+
+
 def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> None:
     """One forward pass and what follows from it. With `pick_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
+    run.mark("embed")
     hidden = forward(run, embeds, decoder.state, decoder.sight())  # 2. one forward pass ...
+    run.mark("forward")
     row, position = run.pick(decoder)
     logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
+    run.mark("head")
     asked = asked_stats_torch(decoder.asks, logits, row, position, run.request.readout, decoder.named())
     dispatch.vocab_stats(logits, row, position, run.request.readout, out=room[0], impl=run.request.impl)
+    run.mark("statistics")
     decoder.commit(room[1], **asked)  # 3. - 10. verify, draft, revoke, promote
+    run.mark("commit")
 
 
 def pick_slots(decoder: Decoder) -> tuple[Tensor, Tensor]:
