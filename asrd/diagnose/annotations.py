@@ -80,7 +80,9 @@ def read_annotations(path: Path) -> list[Annotated]:
     for item in found:
         key = (item.sample, item.method, item.window)
         if key in seen:
-            raise ValueError(f"{path}: sample {item.sample!r} occurs twice for method {item.method!r}, window {item.window}")
+            raise ValueError(
+                f"{path}: sample {item.sample!r} occurs twice for method {item.method!r}, window {item.window}"
+            )
         seen.add(key)
     return found
 
@@ -115,14 +117,16 @@ def _mask(sample: Mapping[str, Any], where: str) -> tuple[bool, ...]:
         raise ValueError(f'{where}: "error_mask" must be a list of 0 and 1, one for each token; it is {_short(mask)}')
     if tokens is not None and (not isinstance(tokens, list) or len(tokens) != len(mask)):
         found = len(tokens) if isinstance(tokens, list) else type(tokens).__name__
-        raise ValueError(f'{where}: "error_mask" has {len(mask)} entries, "tokens" {found}: expected one for each token')
+        raise ValueError(
+            f'{where}: "error_mask" has {len(mask)} entries, "tokens" {found}: expected one for each token'
+        )
     if spans is None:
         return tuple(bool(m) for m in mask)
     if not isinstance(spans, list):
         raise ValueError(f'{where}: "error_spans" must be a list, not {type(spans).__name__}')
     marked = [0] * len(mask)
     for span in spans:
-        start, end = (span.get("start"), span.get("end")) if isinstance(span, dict) else (None, None)
+        start, end = (span.get(name, -1) if isinstance(span, dict) else -1 for name in ("start", "end"))
         if not (_is_count(start) and _is_count(end) and start < end <= len(mask)):
             raise ValueError(
                 f'{where}: an error span needs "start" < "end" <= {len(mask)} (end: one past the last token);'
@@ -132,7 +136,9 @@ def _mask(sample: Mapping[str, Any], where: str) -> tuple[bool, ...]:
     if marked != mask:
         at = next(p for p, (a, b) in enumerate(zip(marked, mask, strict=True)) if a != b)
         inside = "inside" if marked[at] else "outside"
-        raise ValueError(f'{where}: token {at} is {inside} "error_spans" but {mask[at]} in "error_mask"; they must agree')
+        raise ValueError(
+            f'{where}: token {at} is {inside} "error_spans" but {mask[at]} in "error_mask"; they must agree'
+        )
     return tuple(bool(m) for m in mask)
 
 

@@ -125,7 +125,9 @@ def attentions(stage: Stage, embeds: Tensor) -> list[Tensor]:
     length = embeds.shape[1]
     for layer in found:
         if layer.dim() != 4 or layer.shape[-2:] != (length, length):
-            raise ValueError(f"{name} gives attentions of shape {tuple(layer.shape)}, not [B, heads, {length}, {length}]")
+            raise ValueError(
+                f"{name} gives attentions of shape {tuple(layer.shape)}, not [B, heads, {length}, {length}]"
+            )
     return found
 
 

@@ -53,9 +53,7 @@ class Displacement:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
 
-def displacements(
-    state: DecodeState, embeds: Tensor, table: Tensor, rules: Rules
-) -> tuple[Displacement, Displacement]:
+def displacements(state: DecodeState, embeds: Tensor, table: Tensor, rules: Rules) -> tuple[Displacement, Displacement]:
     """Guidance's and the probe's on one state. embeds [B, L, D]: what `anchor_embed` made of it with table [V, D]."""
     text = embeds[:, state.prompt_length :].double()
     clean = F.embedding(state.generated, table).double()

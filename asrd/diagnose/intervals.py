@@ -35,7 +35,7 @@ class Estimate:
         """As text, in per cent."""
         if self.value != self.value:
             return ""
-        return f"{100 * self.value:.1f} % ({100 * self.low:.1f} - {100 * self.high:.1f})"
+        return f"{100 * self.value:.1f} % ({100 * self.low:.1f}-{100 * self.high:.1f})"
 
 
 NOTHING = Estimate(float("nan"), float("nan"), float("nan"))
@@ -77,4 +77,3 @@ def mean(values: Tensor) -> Estimate:
     """Mean of [prompts], those that are NaN left out."""
     known = values[~values.isnan()].double()
     return bootstrap(lambda drawn: known[drawn].mean(1), len(known)) if len(known) else NOTHING
-

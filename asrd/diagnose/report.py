@@ -51,7 +51,7 @@ class Report:
 
     def show(self) -> None:
         """On the screen."""
-        console = Console(width=None if sys.stdout.isatty() else 160)
+        console = Console(width=None if sys.stdout.isatty() else 200)
         for table in self.tables:
             shown = rich.table.Table(*table.columns, title=table.title, title_justify="left")
             for cells in table.cells():

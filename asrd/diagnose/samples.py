@@ -41,20 +41,21 @@ class Sample:
 
 def packaged_samples(count: int, level: str = "hard", first_seed: int = 0) -> list[Sample]:
     """Held-out problems of the packaged task."""
-    chosen = itertools.islice(problems("test", level, first_seed), count)
-    return [
-        Sample(
-            name=str(problem.seed),
-            prompt=tuple(prompt_ids(problem)),
-            answer=tuple(problem.response_ids),
-            free=tuple(slot.is_free for slot in problem.slots)
-            + (False,) * (problem.response_length - len(problem.slots)),
-            text=problem.question,
-            reference=problem.solution,
-            problem=problem,
-        )
-        for problem in chosen
-    ]
+    return [packaged_sample(problem) for problem in itertools.islice(problems("test", level, first_seed), count)]
+
+
+def packaged_sample(problem: Problem) -> Sample:
+    """A problem of the packaged task."""
+    free = [slot.is_free for slot in problem.slots]
+    return Sample(
+        name=str(problem.seed),
+        prompt=tuple(prompt_ids(problem)),
+        answer=tuple(problem.response_ids),
+        free=(*free, *[False] * (problem.response_length - len(free))),
+        text=problem.question,
+        reference=problem.solution,
+        problem=problem,
+    )
 
 
 def speaks_packaged(tokenizer: Any) -> bool:

@@ -5,7 +5,7 @@ Knows how to call the loop and the embedding operation. Does not know what a dia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asrd.adapter import ModelAdapter
+from asrd.caches import require_cache
 from asrd.decoders import find_decoder
 from asrd.diagnose.samples import Sample, left_padded
 from asrd.generate import settle
@@ -29,17 +30,25 @@ class Stage:
 
     @classmethod
     def of(
-        cls, model: Any, samples: Sequence[Sample], settings: Mapping[str, Any] | None = None, tokenizer: Any = None
+        cls,
+        model: Any,
+        samples: Sequence[Sample],
+        settings: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
+        wrap: Callable[[Any], ModelAdapter] = ModelAdapter,
     ) -> Stage:
-        """settings: fields of `AsrdConfig`; without `max_new_tokens`, as many as the samples' answers ask for."""
+        """settings: fields of `AsrdConfig`; without `max_new_tokens`, as many as the samples' answers ask for.
+        wrap: makes the adapter."""
         settings = dict(settings or {})
         longest = max(sample.length for sample in samples)
         if longest:
             settings.setdefault("max_new_tokens", longest)
         config = settle(None, settings)
-        adapter = ModelAdapter(model)
+        adapter = wrap(model)
         chosen = find_decoder(config.decoder)
         chosen.check(config, adapter)
+        if config.kv_cache is not None:
+            require_cache(adapter, config, chosen)
         config.block_length = chosen.block_length(config)
         pad = special_ids(adapter, config, tokenizer).pad
         ids, mask = left_padded([sample.prompt for sample in samples], pad)

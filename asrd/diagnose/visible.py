@@ -193,23 +193,27 @@ def precision(kept: float, flipped: float, wrong_share: float = WRONG_SHARE) -> 
 
 
 def verdict(overall: Behaviour) -> tuple[str, str]:
-    """"fit", "blind" or "restless", and why, in words."""
+    """ "fit", "blind" or "restless", and why, in words."""
     kept, flipped = overall.kept[1], overall.flipped["likely"][1]
     rightly = precision(kept.value, flipped.value)
     if rightly < ENOUGH_PRECISION:
-        name, meaning = "restless", (
-            "Restless: it often predicts something else where a right token stands, so most of what it takes back"
-            " would be right. Do not revoke with this model, or train it on visible tokens first."
+        name, meaning = (
+            "restless",
+            (
+                "Restless: it often predicts something else where a right token stands, so most of what it takes back"
+                " would be right. Do not revoke with this model, or train it on visible tokens first."
+            ),
         )
     elif flipped.value < ENOUGH_FOUND:
-        name, meaning = "blind", (
-            "Blind: it predicts nearly every token as itself, right or wrong, so revocation does no harm and finds"
-            " little. Expect the results of the threshold decoder."
+        name, meaning = (
+            "blind",
+            (
+                "Blind: it predicts nearly every token as itself, right or wrong, so revocation does no harm and finds"
+                " little. Expect the results of the threshold decoder."
+            ),
         )
     else:
-        name, meaning = "fit", (
-            "Fit for revocation: it keeps what is right and notices a good part of what is wrong."
-        )
+        name, meaning = "fit", ("Fit for revocation: it keeps what is right and notices a good part of what is wrong.")
     without = f"without the probe {overall.kept[0].percent} and {overall.flipped['likely'][0].percent}"
     return name, (
         f"{meaning} With the probe {kept.percent} of the right tokens are predicted as themselves and {flipped.percent}"
