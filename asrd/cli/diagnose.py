@@ -15,7 +15,8 @@ import torch
 from asrd.cli.settings import add_model, leave_room, load_model, parse_setting
 from asrd.config import check
 from asrd.decoders import find_decoder
-from asrd.diagnose import annotations, errors, reports, runtime
+from asrd.diagnose import errors, reports, runtime
+from asrd.diagnose.annotations import INSTRUCTIONS, read_annotations, tasks
 from asrd.diagnose.attention import attention_redistribution
 from asrd.diagnose.displacement import Displacement, DisplacementWatcher
 from asrd.diagnose.persistence import LONGEST, wrong_persistence
@@ -77,7 +78,7 @@ def _add_errors(what: Any) -> None:
     command.add_argument("--windows", default="1,2,3,4", help="k of the decoders with anchors (default: %(default)s)")
     command.add_argument("--annotations", type=Path, help="an annotator's file; nothing is decoded")
     command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file; no errors are counted")
-    command.add_argument("--kind", choices=annotations.INSTRUCTIONS, default="math", help="of the annotator's prompt")
+    command.add_argument("--kind", choices=INSTRUCTIONS, default="math", help="of the annotator's prompt")
     _add_prompts(command)
     add_model(command)
 
@@ -125,7 +126,8 @@ def _add_prompts(command: argparse.ArgumentParser) -> None:
 
 def run_attention(arguments: argparse.Namespace) -> None:
     """Attention between roles."""
-    settings, _ = _begin(arguments), setattr(arguments, "attn", "eager")
+    settings = _begin(arguments)
+    arguments.attn = "eager"  # the others do not tell their attentions
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
     found = attention_redistribution(
@@ -140,7 +142,7 @@ def run_errors(arguments: argparse.Namespace) -> None:
     if arguments.annotations is not None:
         if arguments.tasks is not None:
             raise ValueError("--annotations and --tasks: the one reads what the other writes; give one of them")
-        found = errors.annotated_errors(annotations.read_annotations(arguments.annotations))
+        found = errors.annotated_errors(read_annotations(arguments.annotations))
         _finish(arguments, reports.errors_report(found, _about(arguments, settings), arguments.annotations.name))
         return
     decoders, windows = _decoders(arguments), _windows(arguments)
@@ -148,7 +150,7 @@ def run_errors(arguments: argparse.Namespace) -> None:
     samples = _samples(arguments, tokenizer)
     if arguments.tasks is not None:
         texts = errors.tasks_of(model, samples, tokenizer, decoders, windows, settings, arguments.batch_size, quiet)
-        content = annotations.tasks(arguments.kind, _about(arguments, settings), texts)
+        content = tasks(arguments.kind, _about(arguments, settings), texts)
         arguments.tasks.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{len(texts)} texts for an annotator are in {arguments.tasks}; then: --annotations {arguments.tasks}")
         return

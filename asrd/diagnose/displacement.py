@@ -62,7 +62,7 @@ def displacements(state: DecodeState, embeds: Tensor, table: Tensor, rules: Rule
     longest = (clean.norm(dim=2) * anchors).amax(1)
     live = (anchors.any(1) & ~state.done)[:, None]
     slack = Slack(table.dtype, state.entropy.dtype, table.shape[1], rules.capacity)
-    found = []
+    found: list[Displacement] = []
     for chosen, strength in ((state.guided & live, rules.alpha), (state.pending & live, rules.beta)):
         row = chosen.nonzero()[:, 0]
         moved, e, c = (text - clean)[chosen], clean[chosen], center[row]

@@ -143,7 +143,7 @@ def tasks_of(
                 for sample, tokens, anchors in zip(some, state.generated.tolist(), promoted, strict=True):
                     ends = [at for at, token in enumerate(tokens) if token in rules.eos_ids]
                     tokens = tokens[: ends[0] + 1] if ends else tokens
-                    text = {"id": sample.name, "method": run.decoder, "prompt": sample.text}
+                    text: dict[str, Any] = {"id": sample.name, "method": run.decoder, "prompt": sample.text}
                     text |= {"reference": sample.reference, "tokens": [tokenizer.decode([t]) for t in tokens]}
                     if "window" in run.settings:
                         text |= {"window": run.settings["window"]}

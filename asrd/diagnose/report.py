@@ -9,7 +9,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from asrd.diagnose.intervals import Estimate
 
+Columns = dict[str, Callable[[Any], str]]  # what is shown, and how
 Row = dict[str, Any]  # a column's name to text, a number or an `Estimate`
 
 
@@ -29,7 +30,7 @@ class Table:
     name: str  # of its CSV file
     title: str
     rows: Sequence[Row]
-    columns: Mapping[str, Callable[[Any], str]]
+    columns: Columns
 
     def cells(self) -> list[list[str]]:
         """What is shown, row by row."""

@@ -10,7 +10,7 @@ from asrd.diagnose.attention import PAIRS, Redistribution
 from asrd.diagnose.displacement import Displacement
 from asrd.diagnose.errors import ErrorFigures
 from asrd.diagnose.persistence import Persistence
-from asrd.diagnose.report import Report, Row, Table, number, percent, text
+from asrd.diagnose.report import Columns, Report, Row, Table, number, percent, text
 from asrd.diagnose.runtime import COLUMNS, PAPER, Breakdown
 from asrd.diagnose.visible import KINDS, Behaviour, Fitness
 
@@ -30,7 +30,7 @@ def attention_report(found: Sequence[Redistribution], about: dict[str, Any], tit
         for r in found
     ]  # fmt: skip
     four, five = number("{:.4f}"), number("{:+.5f}")
-    columns = {"pair": text, "layer": text, "off": four, "guidance": four, "probe": four, "both": four}
+    columns: Columns = {"pair": text, "layer": text, "off": four, "guidance": four, "probe": four, "both": four}
     columns |= {"edit": text, "change": five, "states": text}
     words = [_direction(found, of, to) for of, to in PAIRS]
     table = Table("layers", f"{title}: mean attention and 95 % intervals over prompts", rows, columns)
@@ -56,7 +56,7 @@ def errors_report(found: Sequence[ErrorFigures], about: dict[str, Any], title: s
          "R": f.long_span, "anchors a text": f.anchors, "contamination": f.contamination}
         for f in found
     ]  # fmt: skip
-    columns = {"method": text, "k": text, "texts": text, "right": percent, "error rate": percent, "R": percent}
+    columns: Columns = {"method": text, "k": text, "texts": text, "right": percent, "error rate": percent, "R": percent}
     columns |= {"anchors a text": number("{:.1f}"), "contamination": percent}
     words = [
         "error rate: wrong tokens of all; R: wrong ones in runs of 15 or more, of all wrong ones; contamination:"
@@ -69,7 +69,7 @@ def errors_report(found: Sequence[ErrorFigures], about: dict[str, Any], title: s
 def visible_report(found: Fitness, about: dict[str, Any], title: str) -> Report:
     """All distances, then each; the verdict in words."""
     rows = [_visible_row(b) for b in (found.overall, *found.by_distance)]
-    columns = {"distance": text, "right": text, "kept": percent, "kept, probe": percent, "planted": text}
+    columns: Columns = {"distance": text, "right": text, "kept": percent, "kept, probe": percent, "planted": text}
     for kind in KINDS:
         columns |= {f"{kind} flipped": percent, f"{kind} flipped, probe": percent}
     table = Table("distances", f"{title}: predictions at visible positions", rows, columns)
@@ -105,7 +105,7 @@ def stability_report(
                 row |= {"largest cosine": float(d.cosine.max()) if edit == "probe" else None}
             bounds.append(row)
     three, small = number("{:.3f}"), number("{:.1e}")
-    shown = {
+    shown: Columns = {
         "model": text,
         "edit": text,
         "embeddings": text,
@@ -123,7 +123,7 @@ def stability_report(
                 "anchors a text": window and window.anchors, "contamination": window and window.contamination,
                 "lambda": p.decay if k == 1 else None, "pairs": p.pairs if k == 1 else None,
             })  # fmt: skip
-    columns = {"model": text, "k": text, "P(k)": three, "P(k+1) / P(k)": three, "independent": three}
+    columns: Columns = {"model": text, "k": text, "P(k)": three, "P(k+1) / P(k)": three, "independent": three}
     columns |= {"lambda": number("{:.2f}"), "pairs": text, "anchors a text": number("{:.1f}"), "contamination": percent}
     tables = [
         Table("bounds", "Displacement of embeddings on real states, against the paper's bounds", bounds, shown),
@@ -147,7 +147,7 @@ def runtime_report(found: Sequence[Breakdown], about: dict[str, Any], title: str
         whole, model = sum(e.parts.values()), e.parts["forward"]
         rows.append({"decoder": e.label, "where": "A100, by the paper", **e.parts, "step": whole,
                      "overhead": whole / model - 1})  # fmt: skip
-    columns = {"decoder": text, "where": text, **{name: number("{:.2f}") for name in COLUMNS}}
+    columns: Columns = {"decoder": text, "where": text, **{name: number("{:.2f}") for name in COLUMNS}}
     columns |= {"step": number("{:.2f}"), "overhead": percent, "steps": text}
     words = [
         "Milliseconds of one step, batch 1, 95 % intervals over prompts; overhead: all but forward and LM head, over"

@@ -192,33 +192,26 @@ def precision(kept: float, flipped: float, wrong_share: float = WRONG_SHARE) -> 
     return rightly / (rightly + wrongly) if rightly + wrongly > 0 else 1.0
 
 
+MEANINGS = {
+    "restless": "Restless: it often predicts something else where a right token stands, so most of what it takes back"
+    " would be right. Do not revoke with this model, or train it on visible tokens first.",
+    "blind": "Blind: it predicts nearly every token as itself, right or wrong, so revocation does no harm and finds"
+    " little. Expect the results of the threshold decoder.",
+    "fit": "Fit for revocation: it keeps what is right and notices a good part of what is wrong. That is needed, and may"
+    " not be enough: a planted error stands alone among right tokens, those of a decode often support each other.",
+}
+
+
 def verdict(overall: Behaviour) -> tuple[str, str]:
-    """ "fit", "blind" or "restless", and why, in words."""
+    """One of MEANINGS, and why, in words with the numbers."""
     kept, flipped = overall.kept[1], overall.flipped["likely"][1]
     rightly = precision(kept.value, flipped.value)
-    if rightly < ENOUGH_PRECISION:
-        name, meaning = (
-            "restless",
-            (
-                "Restless: it often predicts something else where a right token stands, so most of what it takes back"
-                " would be right. Do not revoke with this model, or train it on visible tokens first."
-            ),
-        )
-    elif flipped.value < ENOUGH_FOUND:
-        name, meaning = (
-            "blind",
-            (
-                "Blind: it predicts nearly every token as itself, right or wrong, so revocation does no harm and finds"
-                " little. Expect the results of the threshold decoder."
-            ),
-        )
-    else:
-        name, meaning = "fit", ("Fit for revocation: it keeps what is right and notices a good part of what is wrong.")
+    name = "restless" if rightly < ENOUGH_PRECISION else "blind" if flipped.value < ENOUGH_FOUND else "fit"
     without = f"without the probe {overall.kept[0].percent} and {overall.flipped['likely'][0].percent}"
     return name, (
-        f"{meaning} With the probe {kept.percent} of the right tokens are predicted as themselves and {flipped.percent}"
-        f" of the planted likely errors flip; {without}. If {100 * WRONG_SHARE:.0f} % of the checked tokens were wrong,"
-        f" {100 * rightly:.0f} % of the revoked ones would be wrong ones."
+        f"{MEANINGS[name]} With the probe {kept.percent} of the right tokens are predicted as themselves and"
+        f" {flipped.percent} of the planted likely errors flip; {without}. If {100 * WRONG_SHARE:.0f} % of the checked"
+        f" tokens were wrong, {100 * rightly:.0f} % of the revoked ones would be wrong ones."
     )
 
 
