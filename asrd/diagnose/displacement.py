@@ -36,9 +36,9 @@ class Displacement:
 
     @property
     def cosine(self) -> Tensor:
-        """[N] of the angle between the displacement and the embedding; 0 where either is 0."""
+        """[N] of the angle between the displacement and the embedding; 0 where the one is rounding only or either 0."""
         product = self.moved * self.embedding
-        return torch.where(product > 0, self.leaning / product, 0.0)
+        return torch.where((self.moved > self.slack) & (product > 0), self.leaning / product, 0.0)
 
     @property
     def violations(self) -> int:

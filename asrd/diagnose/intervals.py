@@ -51,6 +51,8 @@ def bootstrap(figure: Callable[[Tensor], Tensor], count: int, draws: int = DRAWS
 
     The interval is that of the percentiles. Redrawn sets for which the figure says nothing are left out.
     """
+    if count == 0:
+        return NOTHING
     value = float(figure(torch.arange(count)[None])[0])
     found = figure(resamples(count, draws, seed)).double()
     found = found[~found.isnan()]
@@ -76,4 +78,4 @@ def share(part: Tensor, whole: Tensor) -> Estimate:
 def mean(values: Tensor) -> Estimate:
     """Mean of [prompts], those that are NaN left out."""
     known = values[~values.isnan()].double()
-    return bootstrap(lambda drawn: known[drawn].mean(1), len(known)) if len(known) else NOTHING
+    return bootstrap(lambda drawn: known[drawn].mean(1), len(known))

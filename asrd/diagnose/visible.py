@@ -197,7 +197,7 @@ MEANINGS = {
     " would be right. Do not revoke with this model, or train it on visible tokens first.",
     "blind": "Blind: it predicts nearly every token as itself, right or wrong, so revocation does no harm and finds"
     " little. Expect the results of the threshold decoder.",
-    "fit": "Fit for revocation: it keeps what is right and notices a good part of what is wrong. That is needed, and may"
+    "fit": "Fit for revocation: it keeps what is right and notices a good part of what is wrong. That is needed and may"
     " not be enough: a planted error stands alone among right tokens, those of a decode often support each other.",
 }
 
