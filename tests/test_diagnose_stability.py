@@ -1,4 +1,4 @@
-"""The paper's bounds hold on every state up to rounding, a broken one is found, and falls are read for what they are."""
+"""The paper's bounds hold on every state up to rounding, a broken one is found, falls are read for what they are."""
 
 from __future__ import annotations
 

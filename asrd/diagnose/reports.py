@@ -43,9 +43,10 @@ def _direction(found: Sequence[Redistribution], of: str, to: str) -> str:
     down = [r.layer for r in layers if r.change.high < 0]
     claimed = "up" if CLAIMED[of, to] > 0 else "down"
     off, change = (sum(e.value for e in es) for es in ([r.off for r in layers], [r.change for r in layers]))
+    by = 100 * change / off if off else 0.0
     return (
-        f"{of} to {to}: {layers[0].edit} moves it up in layers {_list(up)} and down in layers {_list(down)} of"
-        f" {len(layers)}, by {100 * change / off if off else 0:+.1f} % over all layers; the paper says {claimed}."
+        f"{of} to {to}: {layers[0].edit} raises it in {_list(up)} and lowers it in {_list(down)} of {len(layers)}"
+        f" layers (intervals without 0), by {by:+.1f} % over all of them; the paper says {claimed}."
     )
 
 
@@ -158,5 +159,5 @@ def runtime_report(found: Sequence[Breakdown], about: dict[str, Any], title: str
     return Report("runtime", [table], words, about, lambda path: pictures.draw_runtime(found, PAPER, path, title))
 
 
-def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) if numbers else "none"
+def _list(layers: Sequence[int]) -> str:
+    return f"layer {', '.join(map(str, layers))}" if layers else "none"
