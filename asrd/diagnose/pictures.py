@@ -129,6 +129,8 @@ def draw_stability(
         ylabel="wrong, and the same for k steps",
         title="how long wrong predictions last",
     )
+    known = [e.value for found in lasting.values() for e in found.lasting if e.value > 0]
+    axes[0].set_ylim(min(known, default=0.1) / 20, 1)
     axes[0].plot([], [], color=GREY, linestyle=":", label="independent steps: P(1)^k")
     axes[0].legend(frameon=False, fontsize=8)
     axes[1].set(

@@ -148,8 +148,8 @@ def runtime_report(found: Sequence[Breakdown], about: dict[str, Any], title: str
         whole, model = sum(e.parts.values()), e.parts["forward"]
         rows.append({"decoder": e.label, "where": "A100, by the paper", **e.parts, "step": whole,
                      "overhead": whole / model - 1})  # fmt: skip
-    columns: Columns = {"decoder": text, "where": text, **{name: number("{:.2f}") for name in COLUMNS}}
-    columns |= {"step": number("{:.2f}"), "overhead": percent, "steps": text}
+    columns: Columns = {"decoder": text, "where": text, **{name: number("{:.1f}") for name in COLUMNS}}
+    columns |= {"step": number("{:.1f}"), "overhead": percent, "steps": text}
     words = [
         "Milliseconds of one step, batch 1, 95 % intervals over prompts; overhead: all but forward and LM head, over"
         " these two.",
