@@ -75,14 +75,16 @@ def main(words: list[str] | None = None) -> None:
     plan, n = (on_tiny.QUICK, 4) if quick else (on_tiny.FULL, arguments.n)
     folder = arguments.out / "accuracy"
     workers = 1 if quick else arguments.workers
-    entries = store.get("accuracy", [plan, n], partial(on_tiny.accuracy, plan, n, folder, workers))
+    work = partial(on_tiny.accuracy, plan, n, folder, workers)
+    entries = store.get("accuracy", [plan, n, on_tiny.weights()], work)
     chosen = on_tiny.worth_timing(entries)
     rows: list[dict[str, Any]] = []
     if "tiny" in stages:
-        for batch, rounds in ((1, 1), (2, 1)) if quick else ((1, 8), (on_tiny.BATCH, 2)):
-            work = partial(on_tiny.time_settings, chosen, batch, rounds, plain_steps=6 if quick else None)
-            found = store.get(f"tiny, batch {batch}", [chosen, batch, rounds, arguments.threads], work)
-            rows += page.tiny_rows(chosen, found, batch)
+        for batch, threads, rounds in tiny_cases(quick, arguments.threads):
+            work = partial(on_tiny.time_settings, chosen, batch, threads, rounds, plain_steps=6 if quick else None)
+            name = f"tiny, batch {batch}, {threads} thread(s)"
+            rows += page.tiny_rows(chosen, store.get(name, [chosen, batch, threads, rounds], work), batch, threads)
+        torch.set_num_threads(arguments.threads)
     rows += wide_rows(store, arguments, contenders(chosen))
     about = machine() | {"command": shlex.join(["python", *sys.argv]), "threads": arguments.threads, "quick": quick}
     about["loads"] = {name: round(kept["load_before"], 2) for name, kept in store.content.items()}
@@ -104,6 +106,13 @@ def parse(words: list[str] | None) -> argparse.Namespace:
         if getattr(arguments, name) < 1:
             options.error(f"--{name} {getattr(arguments, name)}: expected at least 1")
     return arguments
+
+
+def tiny_cases(quick: bool, threads: int) -> list[tuple[int, int, int]]:
+    """Batch, threads and rounds. At batch 1 so small a model may be faster with one thread, so both are shown."""
+    if quick:
+        return [(1, threads, 1), (2, threads, 1)]
+    return [*((1, number, 4) for number in dict.fromkeys((1, threads))), (on_tiny.BATCH, threads, 2)]
 
 
 def contenders(chosen: list[dict[str, Any]]) -> list[Contender]:
@@ -144,7 +153,7 @@ def wide_rows(store: Store, arguments: argparse.Namespace, everyone: list[Conten
         some = everyone if case == main_case else few
         work = partial(time_case, model, some, case)
         found = store.get(f"wide, batch {case.batch}, length {case.length}", [size, some, case, threads], work)
-        rows += page.wide_rows("wide", some, found, case)
+        rows += page.wide_rows("wide", some, found, case, threads)
     if "parts" in stages and not quick:
         work = partial(time_case, asrd.load("tiny")[0], everyone, TINY_PARTS)
         rows += page.wide_rows("tiny, paced", everyone, store.get("parts, tiny", [everyone, threads], work), TINY_PARTS)

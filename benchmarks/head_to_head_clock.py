@@ -14,7 +14,7 @@ from typing import Any
 from asrd import loop
 from asrd.decoders import Decoder
 
-PARTS = ("embed", "forward", "cache", "LM head", "statistics", "commit", "rest")
+PARTS = ("embed", "forward", "cache", "LM head", "statistics", "commit")  # statistics: and all that is small
 
 
 class Clock:
@@ -49,6 +49,11 @@ class Clock:
         if self._running:
             self.seconds[self._running[-1]] += now - self._since
         self._since = now
+
+    def reset(self) -> None:
+        """Forget what was counted; the part that runs goes on from now."""
+        self._switch()
+        self.seconds.clear()
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, its time counted."""

@@ -60,7 +60,7 @@ class PlainLoop:
     @torch.no_grad()
     def step(self, block: int, number: list[int]) -> None:
         """One forward pass; row b commits number[b] tokens of the block (or what was left open before it)."""
-        with self.part("rest"):
+        with self.part("forward"):
             inputs = {} if self.attention is None else {"attention_mask": self.attention}
             logits = self.model(input_ids=self.canvas, use_cache=False, **inputs).logits
         with self.part("statistics"):

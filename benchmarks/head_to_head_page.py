@@ -18,14 +18,16 @@ Row = dict[str, Any]
 SAID_ONCE = ("kv_cache", "block_length")  # not repeated among the settings
 
 
-def tiny_rows(chosen: Sequence[dict[str, Any]], rounds: list[list[dict[str, float]]], batch: int) -> list[Row]:
+def tiny_rows(
+    chosen: Sequence[dict[str, Any]], rounds: list[list[dict[str, float]]], batch: int, threads: int
+) -> list[Row]:
     """Rows of `tiny`: LLaDA's loop first. Everything is measured, nothing multiplied."""
     speeds = [[each["tokens"] / each["seconds"] for each in one] for one in rounds]
     rows = []
     for index, entry in enumerate([None, *chosen]):
         known = entry or {"decoder": PLAIN, "cache": None, "settings": {}}
         rows.append(
-            {"model": "tiny", "batch": batch, "length": 96, "decoder": known["decoder"], "cache": known["cache"],
+            {"model": "tiny", "threads": threads, "batch": batch, "length": 96, "decoder": known["decoder"], "cache": known["cache"],
              "settings": words(known["settings"]), "multiplied": None, "steps_timed": None,
              "forwards": known.get("forwards", 96.0), "accuracy": known.get("accuracy"),
              "as_right": known.get("as_right"), "p": known.get("p")}
@@ -43,7 +45,7 @@ def wide_rows(model: str, contenders: Sequence[Contender], rounds: list[list[dic
         steps = mine[0]["steps"]
         names = mine[0]["parts"]
         rows.append(
-            {"model": model, "batch": case.batch, "length": case.length, "decoder": contender.decoder or PLAIN,
+            {"model": model, "threads": threads, "batch": case.batch, "length": case.length, "decoder": contender.decoder or PLAIN,
              "cache": contender.cache, "settings": words(contender.settings),
              "multiplied": mine[0]["forwards"] / steps, "steps_timed": steps, "forwards": mine[0]["forwards"],
              "accuracy": None, "as_right": None, "p": None}
@@ -84,9 +86,9 @@ def name_of(row: Row) -> str:
 def verdicts(rows: Sequence[Row], entries: Sequence[dict[str, Any]]) -> list[str]:
     """Which decoder is fastest at equal accuracy, for each batch of `tiny`; and which on the wide model."""
     said = []
-    for batch in dict.fromkeys(row["batch"] for row in rows if row["model"] == "tiny"):
-        mine = [row for row in rows if row["model"] == "tiny" and row["batch"] == batch]
-        said.append(_verdict_on_tiny(mine, batch, entries[0]))
+    for batch, threads in dict.fromkeys((row["batch"], row["threads"]) for row in rows if row["model"] == "tiny"):
+        mine = [row for row in rows if (row["model"], row["batch"], row["threads"]) == ("tiny", batch, threads)]
+        said.append(_verdict_on_tiny(mine, f"batch {batch}, {threads} thread(s)", entries[0]))
     wide = [row for row in rows if row["model"] == "wide" and row["batch"] == 1 and row["length"] == 256]
     if wide:
         first, second = _podium(wide)
@@ -97,11 +99,11 @@ def verdicts(rows: Sequence[Row], entries: Sequence[dict[str, Any]]) -> list[str
     return said
 
 
-def _verdict_on_tiny(rows: Sequence[Row], batch: int, standard: dict[str, Any]) -> str:
+def _verdict_on_tiny(rows: Sequence[Row], where: str, standard: dict[str, Any]) -> str:
     right = [row for row in rows if row["as_right"]]
     first, second = _podium(right)
     sentence = (
-        f"On `tiny`, batch {batch}, the fastest decoder at equal accuracy (at most {100 * POINTS:.0f} point fewer right"
+        f"On `tiny`, {where}, the fastest decoder at equal accuracy (at most {100 * POINTS:.0f} point fewer right"
         f" than standard's {standard['accuracy']:.1%} on the same {standard['n']} problems) is {_speed(first)} with"
         f" {first['accuracy']:.1%} right"
     )
@@ -200,7 +202,8 @@ def _accuracy_line(entry: dict[str, Any]) -> Row:
         "cache": entry["cache"],
         "settings": words(entry["settings"]),
         "answers right": f"{entry['accuracy']:.1%}",
-        "better / worse than standard": f"{entry['better']} / {entry['worse']} of {entry['n']}",
+        "points against standard (standard error)": f"{entry['points']:+.1f} ({entry['points_error']:.1f})",
+        "better / worse": f"{entry['better']} / {entry['worse']} of {entry['n']}",
         "p": f"{entry['p']:.2f}",
         "equal accuracy": "yes" if entry["as_right"] else "no",
         "forward passes": f"{entry['forwards']:.1f}",
@@ -218,8 +221,9 @@ def merged_tiny(rows: Sequence[Row]) -> list[Row]:
              "equal accuracy": {None: "", True: "yes", False: "no"}[row["as_right"]],
              "forward passes": f"{row['forwards']:.1f}"},
         )  # fmt: skip
-        line[f"tokens/s, batch {row['batch']}"] = f"{row['tokens_per_second']:.0f}"
-        line[f"against LLaDA's loop, batch {row['batch']}"] = _ratio(row)
+        where = f"batch {row['batch']}, {row['threads']} thread(s)"
+        line[f"tokens/s, {where}"] = f"{row['tokens_per_second']:.0f}"
+        line[f"against LLaDA's loop, {where}"] = _ratio(row)
     return list(lines.values())
 
 

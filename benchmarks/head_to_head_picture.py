@@ -16,6 +16,13 @@ from asrd.compare.picture import COLOURS, MARKERS
 
 Row = dict[str, Any]
 LINES = {None: "-", "prefix": ":", "dual": "--"}
+DECODERS = ("LLaDA's loop", "asrd", "standard", "threshold", "factor", "wino", "saber")
+
+
+def look(decoder: str) -> dict[str, Any]:
+    """The same colour and marker in all pictures."""
+    index = DECODERS.index(decoder) if decoder in DECODERS else len(DECODERS)
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def label(row: Row) -> str:
@@ -45,13 +52,10 @@ def draw_growth(rows: Sequence[Row], folder: Path) -> list[str]:
 
 def _draw_growth(rows: Sequence[Row], axis: str, title: str, path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(12, 4.8))
-    decoders = list(dict.fromkeys(row["decoder"] for row in rows))
     names = [name for name in dict.fromkeys(map(label, rows)) if len([r for r in rows if label(r) == name]) > 1]
     for name in names:
         line = sorted((row for row in rows if label(row) == name), key=lambda row: row[axis])
-        index = decoders.index(line[0]["decoder"])
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)],
-                 "linestyle": LINES[line[0]["cache"]], "linewidth": 1.2, "label": name}  # fmt: skip
+        style = look(line[0]["decoder"]) | {"linestyle": LINES[line[0]["cache"]], "linewidth": 1.2, "label": name}
         x = [row[axis] for row in line]
         panels[0].plot(x, [row["tokens_per_second"] for row in line], **style)
         error = [[row["ratio"] - row["ratio_low"] for row in line], [row["ratio_high"] - row["ratio"] for row in line]]
@@ -100,23 +104,25 @@ def draw_parts(rows: Sequence[Row], path: Path) -> list[str]:
 
 
 def draw_tiny(rows: Sequence[Row], path: Path) -> list[str]:
-    """Accuracy against tokens per second of the settings that were timed, one panel a batch."""
-    batches = list(dict.fromkeys(row["batch"] for row in rows))
-    if not batches:
+    """Accuracy against tokens per second of the settings that were timed, one panel a batch and number of threads.
+
+    Filled markers have a cache.
+    """
+    cases = list(dict.fromkeys((row["batch"], row["threads"]) for row in rows))
+    if not cases:
         return []
-    figure, panels = plt.subplots(1, len(batches), figsize=(6 * len(batches), 4.5), squeeze=False)
-    decoders = list(dict.fromkeys(row["decoder"] for row in rows))
-    for panel, batch in zip(panels[0], batches, strict=True):
-        mine = [row for row in rows if row["batch"] == batch]
+    figure, panels = plt.subplots(1, len(cases), figsize=(5 * len(cases), 4.5), squeeze=False)
+    for panel, (batch, threads) in zip(panels[0], cases, strict=True):
+        mine = [row for row in rows if (row["batch"], row["threads"]) == (batch, threads)]
         standard = max((row["accuracy"] for row in mine if row["decoder"] == "standard"), default=None)
         for row in mine:
             accuracy = standard if row["accuracy"] is None else row["accuracy"]
-            index = decoders.index(row["decoder"])
-            panel.plot(
-                row["tokens_per_second"], 100 * accuracy, MARKERS[index % len(MARKERS)],
-                color=COLOURS[index % len(COLOURS)], fillstyle="full" if row["cache"] else "none", label=label(row),
-            )  # fmt: skip
-        panel.set(xlabel="tokens per second", ylabel="answers right, %", title=f"tiny, batch {batch}; filled: cached")
+            fill = "full" if row["cache"] else "none"
+            style = look(row["decoder"]) | {"linestyle": "", "fillstyle": fill, "label": label(row)}
+            panel.plot(row["tokens_per_second"], 100 * accuracy, **style)
+        panel.set(
+            xlabel="tokens per second", ylabel="answers right, %", title=f"tiny, batch {batch}, {threads} thread(s)"
+        )
         panel.grid(alpha=0.3)
     handles, names = panels[0][-1].get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))

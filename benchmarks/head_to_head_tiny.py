@@ -24,9 +24,8 @@ from asrd.cli.compare import fingerprint
 from asrd.compare import RunSpec, measure
 from asrd.compare.measure import Record
 from asrd.tiny.batch import collate
-from asrd.tiny.evaluate import held_out
 from asrd.tiny.language import EOS_ID, MASK_ID
-from asrd.tiny.task import BLOCK, Problem
+from asrd.tiny.task import BLOCK, Problem, held_out
 
 MODEL = "tiny"
 PLAIN = "LLaDA's loop"
@@ -93,6 +92,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def weights() -> str:
+    """Which `tiny` it is."""
+    return fingerprint(asrd.load(MODEL)[0])
+
+
 def _records(run: RunSpec, n: int, folder: Path) -> list[Record]:
     model, _ = asrd.load(MODEL)
     context = {"model": MODEL, "weights": fingerprint(model), "level": "hard"}
@@ -114,6 +118,8 @@ def _entry(run: RunSpec, records: Sequence[Record], standard: Sequence[Record]) 
         "accuracy": sum(record["right"] for record in records) / n,
         "better": better,
         "worse": worse,
+        "points": 100 * (better - worse) / n,
+        "points_error": 100 * math.sqrt(better + worse - (better - worse) ** 2 / n) / n,
         "p": sign_test(better, worse),
         "as_right": (worse - better) / n <= POINTS,
         "forwards": steps / n,
@@ -128,11 +134,12 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def worth_timing(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each decoder and cache the settings that may be its fastest at equal accuracy, else its most accurate one.
+    """The first entry, and of each decoder and cache the settings that may be its fastest at equal accuracy; where
+    there is none, its most accurate one.
 
     A setting cannot be the fastest if another takes no more forward passes and refreshes its cache no more often.
     """
-    chosen = []
+    chosen = [entries[0]]
     for _, group in itertools.groupby(sorted(entries, key=_kind), key=_kind):
         group = list(group)
         right = [entry for entry in group if entry["as_right"]]
@@ -141,7 +148,7 @@ def worth_timing(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         right.sort(key=_costs)
         chosen += [e for e in right if not any(_beats(other, e) for other in right)][:CANDIDATES]
-    return chosen
+    return [entry for place, entry in enumerate(chosen) if entry not in chosen[:place]]
 
 
 def _kind(entry: dict[str, Any]) -> tuple[str, str]:
@@ -161,9 +168,10 @@ def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def time_settings(
-    entries: Sequence[dict[str, Any]], batch: int, rounds: int, plain_steps: int | None = None
+    entries: Sequence[dict[str, Any]], batch: int, threads: int, rounds: int, plain_steps: int | None = None
 ) -> list[list[dict[str, float]]]:
     """Seconds and tokens of LLaDA's loop and then of each entry, in each round; a round is one batch for all."""
+    torch.set_num_threads(threads)
     model, _ = asrd.load(MODEL)
     problems = held_out(batch * rounds)
     contenders: list[Callable[[Sequence[Problem]], int]] = [lambda some: _plain(model, some, plain_steps)]
@@ -171,7 +179,7 @@ def time_settings(
     for contender in contenders:
         contender(problems[:1])  # probes of the model, first allocations
     found: list[list[dict[str, float]]] = []
-    for index in tqdm(range(rounds), desc=f"tiny, batch {batch}", unit="round"):
+    for index in tqdm(range(rounds), desc=f"tiny, batch {batch}, {threads} thread(s)", unit="round"):
         some = problems[index * batch : (index + 1) * batch]
         results: list[dict[str, float]] = [{} for _ in contenders]
         for place in range(len(contenders)):

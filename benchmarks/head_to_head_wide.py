@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.load import make_bidirectional
 from asrd.request import prepare
-from asrd_kernels import VocabStats, conclude, new_stats
+from asrd_kernels import DecodeState, VocabStats, conclude
 
 BLOCK, PROMPT = 32, 32
 ORDINARY = 3  # the special ids of both models are below, or the last one
@@ -181,7 +182,7 @@ def _time_plain(model: Any, case: Case, clock: Clock) -> tuple[int, float]:
         model, canvas[:, :PROMPT], None, case.length, case.length, BLOCK, model.config.mask_token_id, clock.part
     )
     plain.step(0, [1] * case.batch)
-    clock.seconds.clear()
+    clock.reset()
     started = time.perf_counter()
     for _ in range(case.steps):
         plain.step(0, [1] * case.batch)
@@ -191,25 +192,37 @@ def _time_plain(model: Any, case: Case, clock: Clock) -> tuple[int, float]:
 def _time_ours(model: Any, contender: Contender, case: Case, clock: Clock) -> tuple[int, float]:
     run, decoder = _begin(model, contender, case)
     clock.on_decode(run, decoder)
-    room = new_stats(decoder.state, decoder.extra_rows)
-    first, last = (case.middle, case.middle + WINDOW) if contender.cache is not None else (0, case.blocks)
+    cached = contender.cache is not None
+    window = _Window(
+        clock, case.middle, case.middle + WINDOW if cached else case.blocks, None if cached else case.steps
+    )
+    with suppress(_Enough), clock.part("statistics"):
+        loop.decode(run, decoder, [window])
+    return window.steps, window.seconds
 
-    def step() -> None:
-        with clock.part("statistics"):
-            loop.step(run, decoder, room)
-        with clock.part("rest"):
-            loop.finished(decoder.state, room[1])
 
-    if contender.cache is None:
-        step()
-    while int(decoder.state.active.min()) < first:
-        step()
-    clock.seconds.clear()
-    steps, started = 0, time.perf_counter()
-    while int(decoder.state.active.min()) < last and (contender.cache is not None or steps < case.steps):
-        step()
-        steps += 1
-    return steps, time.perf_counter() - started
+class _Enough(Exception):
+    """The window is over."""
+
+
+class _Window:
+    """An observer that times the steps from the one after which all rows are in block `first` to the one after which
+    all are in block `last`, or `most` of them."""
+
+    def __init__(self, clock: Clock, first: int, last: int, most: int | None) -> None:
+        self.clock, self.first, self.last, self.most = clock, first, last, most
+        self.started, self.steps, self.seconds = 0.0, 0, 0.0
+
+    def __call__(self, state: DecodeState) -> None:
+        now, block = time.perf_counter(), int(state.active.min())
+        if not self.started:
+            if block >= self.first:
+                self.clock.reset()
+                self.started = time.perf_counter()
+            return
+        self.steps, self.seconds = self.steps + 1, now - self.started
+        if block >= self.last or self.steps == self.most:
+            raise _Enough
 
 
 def _begin(model: Any, contender: Contender, case: Case) -> tuple[loop.Run, Decoder]:
