@@ -27,8 +27,9 @@ def tiny_rows(
     for index, entry in enumerate([None, *chosen]):
         known = entry or {"decoder": PLAIN, "cache": None, "settings": {}}
         rows.append(
-            {"model": "tiny", "threads": threads, "batch": batch, "length": 96, "decoder": known["decoder"], "cache": known["cache"],
-             "settings": words(known["settings"]), "multiplied": None, "steps_timed": None,
+            {"model": "tiny", "threads": threads, "batch": batch, "length": 96,
+             "decoder": known["decoder"], "cache": known["cache"], "settings": words(known["settings"]),
+             "multiplied": None, "steps_timed": None,
              "forwards": known.get("forwards", 96.0), "accuracy": known.get("accuracy"),
              "as_right": known.get("as_right"), "p": known.get("p")}
             | _figures(speeds, index) | {"parts": None}
@@ -36,7 +37,9 @@ def tiny_rows(
     return rows
 
 
-def wide_rows(model: str, contenders: Sequence[Contender], rounds: list[list[dict[str, Any]]], case: Case) -> list[Row]:
+def wide_rows(
+    model: str, contenders: Sequence[Contender], rounds: list[list[dict[str, Any]]], case: Case, threads: int
+) -> list[Row]:
     """Rows of one case on random weights; tokens per second of a whole decode, multiplied from the steps timed."""
     speeds = [[tokens_per_second(result, case) for result in one] for one in rounds]
     rows = []
@@ -45,8 +48,8 @@ def wide_rows(model: str, contenders: Sequence[Contender], rounds: list[list[dic
         steps = mine[0]["steps"]
         names = mine[0]["parts"]
         rows.append(
-            {"model": model, "threads": threads, "batch": case.batch, "length": case.length, "decoder": contender.decoder or PLAIN,
-             "cache": contender.cache, "settings": words(contender.settings),
+            {"model": model, "threads": threads, "batch": case.batch, "length": case.length,
+             "decoder": contender.decoder or PLAIN, "cache": contender.cache, "settings": words(contender.settings),
              "multiplied": mine[0]["forwards"] / steps, "steps_timed": steps, "forwards": mine[0]["forwards"],
              "accuracy": None, "as_right": None, "p": None}
             | _figures(speeds, index)

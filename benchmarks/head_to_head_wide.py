@@ -209,7 +209,7 @@ class _Window:
     """An observer that times the steps from the one after which all rows are in block `first` to the one after which
     all are in block `last`, or `most` of them."""
 
-    def __init__(self, clock: Clock, first: int, last: int, most: int | None) -> None:
+    def __init__(self, clock: Clock, first: int, last: int, most: int | None = None) -> None:
         self.clock, self.first, self.last, self.most = clock, first, last, most
         self.started, self.steps, self.seconds = 0.0, 0, 0.0
 
