@@ -38,7 +38,7 @@ class Recipe:
 
 
 RECIPES = {
-    "edit": Recipe("edit", "tiny", 1200, stop=400, edit=True, init="tiny-plain"),
+    "edit": Recipe("edit", "tiny", 1200, stop=300, edit=True, init="tiny-plain"),
     "plain": Recipe("plain", "tiny-plain", 8000, stop=4000),
     "shift": Recipe("shift", "tiny-shift", 1200, stop=400, shift=True, init="tiny-plain"),
 }
