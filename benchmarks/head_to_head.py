@@ -8,7 +8,8 @@ In one run on one machine:
   parts     where the time goes
 Contenders run in turn, round after round; figures are medians, ratios are taken within a round. What is measured is
 kept in DIR, and the same command goes on where it stopped; take a new DIR to measure anew. The tables, the pictures
-and the verdict are made from it in the end. 15 minutes on two idle cores; --quick: one or two, and means nothing.
+and the verdict are made from it in the end. Accuracy may be measured ahead on a busy machine (--only accuracy);
+everything else wants an idle one. --quick shows that it runs; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def main(words: list[str] | None = None) -> None:
     about = machine() | {"command": shlex.join(["python", *sys.argv]), "threads": arguments.threads, "quick": quick}
     about["loads"] = {name: round(kept["load_before"], 2) for name, kept in store.content.items()}
     about["seconds"] = {name: round(kept["seconds"]) for name, kept in store.content.items()}
-    print(page.save(arguments.out, about, entries, rows))
+    print(page.save(arguments.out, about, entries, rows), end="")
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:

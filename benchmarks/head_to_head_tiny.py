@@ -39,7 +39,7 @@ FULL: Plan = [
     ("standard", {}),
     ("standard", {"steps": 48}),
     *(("standard", {"kv_cache": cache, "kv_refresh": 2}) for cache in ("prefix", "dual")),
-    *((name, {"threshold": bound}) for name in ("threshold", "asrd") for bound in (0.8, 0.9)),
+    *((name, {"threshold": bound}) for name in ("threshold", "asrd") for bound in (0.8, 0.9, 0.95)),
     *(
         (name, {"threshold": 0.9, "kv_cache": cache, "kv_refresh": refresh})
         for name in ("threshold", "asrd")
