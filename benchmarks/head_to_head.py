@@ -157,7 +157,8 @@ def wide_rows(store: Store, arguments: argparse.Namespace, everyone: list[Conten
         rows += page.wide_rows("wide", some, found, case, threads)
     if "parts" in stages and not quick:
         work = partial(time_case, asrd.load("tiny")[0], everyone, TINY_PARTS)
-        rows += page.wide_rows("tiny, paced", everyone, store.get("parts, tiny", [everyone, threads], work), TINY_PARTS)
+        found = store.get("parts, tiny", [everyone, threads, on_tiny.weights()], work)
+        rows += page.wide_rows("tiny, paced", everyone, found, TINY_PARTS, threads)
     return rows
 
 
