@@ -61,7 +61,7 @@ def fast_generate(
     tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them.
     row_ids            [B] integers that key the sampling noise instead of the index in the batch.
     observers          callables that are shown the `DecodeState` after each step; they must not change it.
-    trace              path to which every step is written as JSON lines (docs/trace.md); read it with `asrd.trace.read`.
+    trace              path to which every step is written as JSON lines (docs/trace.md); `asrd.trace.read` reads it.
     return_trace       True gives an `AsrdOutput` with the same as an object in `trace`.
     **settings         any field of `AsrdConfig`, or LLaDA's gen_length and mask_id; they override the config.
                        return_dict_in_generate=True gives an `AsrdOutput`.

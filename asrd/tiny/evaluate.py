@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=200, help="held-out problems (default %(default)s)")
     parser.add_argument("--level", choices=list(LEVELS), default="hard")
     parser.add_argument("--decoders", default="visible,standard,0.9,0.8,0.6", help="visible, standard or thresholds")
-    parser.add_argument("--save", action="store_true", help="write scores.json into each folder, beside what it has of other decoders")
+    parser.add_argument("--save", action="store_true", help="put them into scores.json of each folder")
     given = parser.parse_args()
     torch.set_num_threads(1)
     some = held_out(given.n, given.level)
