@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import HostReads
 from remote_models import DreamConfig, DreamModel, LLaDAConfig, LLaDAModelLM, randomise
 from table_models import TableModel, TableSpec, make_llama, make_qwen2
-from test_operations import HostReads
 from torch import Tensor
 
 import asrd
