@@ -413,9 +413,9 @@ def test_a_forward_brings_what_is_due_and_no_more(monkeypatch: pytest.MonkeyPatc
         return plain(self, embeds, inputs)
 
     model = model_of("llama", 1, False)
-    decode(model, "asrd", 1, kv_cache="dual")  # whatever probes there are have run
+    decode(model, "standard", 1, kv_cache="dual")  # whatever probes there are have run
     monkeypatch.setattr(ModelAdapter, "body", body)
     with recomputations() as seen:
-        decode(model, "asrd", 1, kv_cache="dual")
+        decode(model, "standard", 1, kv_cache="dual")
     assert widths == [len(row) for (row,) in seen]
     assert 4 in widths

@@ -25,11 +25,8 @@ def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, 
     None: accuracy with 95 % intervals over mean forward passes, and the gain over `threshold` at equal passes.
     One: accuracy and forward passes over the values of that setting. Two: a grid of them. Empty: a line for each row.
     """
-    if axes is None:
-        figure = _curves(summaries, title)
-    else:
-        figure = (_rows, _sweep, _grid)[len(axes)](summaries, *axes)
-        figure.suptitle(title)
+    figure = _curves(summaries) if axes is None else (_rows, _sweep, _grid)[len(axes)](summaries, *axes)
+    figure.suptitle(title)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -44,7 +41,7 @@ def _error(points: Sequence[Summary]) -> list[list[float]]:
     return [[100 * (s.accuracy - s.low) for s in points], [100 * (s.high - s.accuracy) for s in points]]
 
 
-def _curves(summaries: Sequence[Summary], title: str) -> Any:
+def _curves(summaries: Sequence[Summary]) -> Any:
     equal = at_equal_forwards(summaries)
     figure, axes = plt.subplots(1, 2 if equal else 1, figsize=(11 if equal else 6.5, 4.5), squeeze=False)
     for index, decoder in enumerate(dict.fromkeys(s.decoder for s in summaries)):
@@ -55,7 +52,9 @@ def _curves(summaries: Sequence[Summary], title: str) -> Any:
         gains = [(e["forwards"], 100 * e["difference"]) for e in equal if e["label"].split()[0] == decoder]
         if gains:
             axes[0, 1].plot(*zip(*sorted(gains), strict=True), **style)
-    axes[0, 0].set(xlabel=FORWARDS, ylabel=ACCURACY, title=title, xscale="log")
+    axes[0, 0].set(xlabel=FORWARDS, ylabel=ACCURACY, xscale="log")
+    for which in ("major", "minor"):
+        getattr(axes[0, 0].xaxis, f"set_{which}_formatter")("{x:.0f}")
     if equal:
         axes[0, 1].axhline(0, color="grey", linewidth=1)
         axes[0, 1].set(xlabel=FORWARDS, ylabel="points above threshold-only", title="at equal forward passes")
@@ -69,10 +68,12 @@ def _sweep(summaries: Sequence[Summary], axis: str) -> Any:
     labels = [ACCURACY, FORWARDS, *(["ms a problem"] if axis in CHANGE_COST else [])]
     figure, panels = plt.subplots(1, len(labels), figsize=(5.5 * len(labels), 4.5))
     swept = [s for s in summaries if axis in s.settings]
-    numbers = all(isinstance(s.settings[axis], int | float) for s in swept)
-    for index, decoder in enumerate(dict.fromkeys(s.decoder for s in swept)):
+    values = list(dict.fromkeys(s.settings[axis] for s in swept))
+    decoders = list(dict.fromkeys(s.decoder for s in swept))
+    for index, decoder in enumerate(decoders):
         points, style = [s for s in swept if s.decoder == decoder], _style(index, decoder)
-        x = [s.settings[axis] if numbers else str(s.settings[axis]) for s in points]
+        aside = 0.05 * (index - (len(decoders) - 1) / 2)  # so that no interval hides another
+        x = [values.index(s.settings[axis]) + aside for s in points]
         panels[0].errorbar(x, [100 * s.accuracy for s in points], _error(points), capsize=2, linewidth=1.2, **style)
         panels[1].plot(x, [s.forwards for s in points], linewidth=1.2, **style)
         if len(panels) > 2:
@@ -81,6 +82,7 @@ def _sweep(summaries: Sequence[Summary], axis: str) -> Any:
         panels[0].axhline(100 * fixed.accuracy, color="grey", linestyle="--", linewidth=1, label=fixed.label)
     for panel, label in zip(panels, labels, strict=True):
         panel.set(xlabel=axis, ylabel=label)
+        panel.set_xticks(range(len(values)), [str(value) for value in values])
         panel.grid(alpha=0.3)
         panel.legend()
     return figure
