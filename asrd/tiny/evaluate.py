@@ -7,7 +7,6 @@ puts them into scores.json beside the weights, where the tests look up how good 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -22,13 +21,7 @@ from asrd.diagnose.visible import visible_behaviour
 from asrd.load import load
 from asrd.tiny.decode import score
 from asrd.tiny.export import import_weights
-from asrd.tiny.task import LEVELS, Problem, problems
-
-FIRST_SEED = 10_000_000  # far from the seeds of training and of its curve
-
-
-def held_out(count: int, level: str = "hard") -> list[Problem]:
-    return list(itertools.islice(problems("test", level, FIRST_SEED), count))
+from asrd.tiny.task import LEVELS, SCORING_FROM, Problem, held_out
 
 
 def main() -> None:
@@ -42,7 +35,7 @@ def main() -> None:
     torch.set_num_threads(1)
     some = held_out(given.n, given.level)
     for folder in given.folder:
-        scores: dict[str, Any] = {"level": given.level, "first_seed": FIRST_SEED}
+        scores: dict[str, Any] = {"level": given.level, "first_seed": SCORING_FROM}
         for name in tqdm(given.decoders.split(","), desc=folder.name):
             label = name if name in ("visible", "standard") else f"threshold {name}"
             scores[label] = figures(folder, some, name)
