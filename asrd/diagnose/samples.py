@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asrd.tiny.batch import prompt_ids
 from asrd.tiny.language import ID
-from asrd.tiny.task import BLOCK, Problem, problems
+from asrd.tiny.task import BLOCK, Problem, held_out
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Sample:
         return self.problem.response_length if self.problem is not None else -(-len(self.answer) // BLOCK) * BLOCK
 
 
-def packaged_samples(count: int, level: str = "hard", first_seed: int = 0) -> list[Sample]:
-    """Held-out problems of the packaged task."""
-    return [packaged_sample(problem) for problem in itertools.islice(problems("test", level, first_seed), count)]
+def packaged_samples(count: int, level: str = "hard") -> list[Sample]:
+    """The packaged task's problems for scoring."""
+    return [packaged_sample(problem) for problem in held_out(count, level)]
 
 
 def packaged_sample(problem: Problem) -> Sample:
