@@ -14,9 +14,9 @@ import asrd
 from asrd.compare.measure import decode_batch
 from asrd.compare.plan import RunSpec
 from asrd.compare.report import wilson
-from asrd.tiny.evaluate import held_out
 from asrd.tiny.language import VOCABULARY
 from asrd.tiny.recipe import RECIPES
+from asrd.tiny.task import held_out
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "asrd" / "tiny" / "weights"

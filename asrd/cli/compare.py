@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from asrd.compare.presets import PRESETS, Part, Table
 from asrd.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
-from asrd.tiny.task import LEVELS, problems
+from asrd.tiny.task import LEVELS, held_out
 
 THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
 
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
     tables = plan(arguments)
-    chosen = list(itertools.islice(problems("test", arguments.level), arguments.n))
+    chosen = held_out(arguments.n, arguments.level)
     leave_room()
     model, _ = load_model(arguments)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}

@@ -7,7 +7,6 @@ puts them into scores.json beside the weights, where the tests look up how good 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -20,14 +19,8 @@ from asrd.compare.report import wilson
 from asrd.tiny.decode import score
 from asrd.tiny.export import import_weights
 from asrd.tiny.model import TinyModel
-from asrd.tiny.task import LEVELS, Problem, problems
+from asrd.tiny.task import LEVELS, SCORING_FROM, Problem, held_out
 from asrd.tiny.visible import visible_behaviour
-
-FIRST_SEED = 10_000_000  # far from the seeds of training and of its curve
-
-
-def held_out(count: int, level: str = "hard") -> list[Problem]:
-    return list(itertools.islice(problems("test", level, FIRST_SEED), count))
 
 
 def main() -> None:
@@ -41,7 +34,7 @@ def main() -> None:
     torch.set_num_threads(1)
     some = held_out(given.n, given.level)
     for folder in given.folder:
-        scores: dict[str, Any] = {"level": given.level, "first_seed": FIRST_SEED}
+        scores: dict[str, Any] = {"level": given.level, "first_seed": SCORING_FROM}
         for name in tqdm(given.decoders.split(","), desc=folder.name):
             label = name if name in ("visible", "standard") else f"threshold {name}"
             scores[label] = figures(import_weights(folder), some, name)

@@ -1,8 +1,9 @@
 """The three recipes, and one training step of each: noise in, loss out.
 
 `plain` and `shift`: mask-to-token only. `edit`: mask-to-token and token-to-token jointly, as LLaDA2.1 is trained.
-An edit update is two passes over one batch: masks with planted errors first, then the same problems with the
-model's own drafts of the first pass in place of masks. Knows nothing of schedules, files or optimisers.
+An edit update is several passes over one batch: masks with planted errors first, then the same problems with the
+model's own drafts in place of masks, then with drafts that followed from those, so that the errors it learns to notice
+are those that decoding makes. Knows nothing of schedules, files or optimisers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from asrd.tiny.model import TinyModel
 from asrd.tiny.noise import LATER_BLOCKS_WEIGHT, Noisy, draw_masks, fill_in_drafts, is_outcome, plant_errors
 
 VISIBLE_WEIGHT = 0.5
+WRONG_WEIGHT = 8.0  # of a visible wrong token: one in thirty, and the only ones that teach to doubt what stands there
+EDIT_PASSES = 3  # over one batch: planted errors, then drafts, then drafts that followed from those
 OUTCOME_WEIGHT = 3.0  # whether a condition holds: one token in fifty, and the hardest to learn
 FREE_WEIGHT = 0.25  # free wording cannot be foreseen: full weight would only add noise, the optimum is the same
 
@@ -31,13 +34,13 @@ class Recipe:
     stop: int  # after so many it is broken off: a model that makes no errors tells no decoder from another
     edit: bool = False
     shift: bool = False
-    init: str | None = None  # the packaged model it starts from, as Dream started from Qwen2.5
+    init: str | None = None  # the packaged model it starts from
 
 
 RECIPES = {
-    "edit": Recipe("edit", "tiny", 3200, stop=2422, edit=True),
+    "edit": Recipe("edit", "tiny", 1200, stop=300, edit=True, init="tiny-plain"),
     "plain": Recipe("plain", "tiny-plain", 8000, stop=4000),
-    "shift": Recipe("shift", "tiny-shift", 1200, stop=1200, shift=True, init="tiny-plain"),
+    "shift": Recipe("shift", "tiny-shift", 1200, stop=400, shift=True, init="tiny-plain"),
 }
 
 
@@ -50,10 +53,10 @@ def losses(
         yield _loss(model, batch, noisy, 0.0, by_ratio)[:2]
         return
     noisy = plant_errors(batch, noisy, rng)
-    loss, shown, logits = _loss(model, batch, noisy, VISIBLE_WEIGHT, by_ratio)
-    yield loss, shown
-    drafted = fill_in_drafts(batch, noisy, logits.detach(), rng)
-    yield _loss(model, batch, drafted, VISIBLE_WEIGHT, by_ratio=False)[:2]
+    for number in range(EDIT_PASSES):
+        loss, shown, logits = _loss(model, batch, noisy, VISIBLE_WEIGHT, by_ratio and number == 0)
+        yield loss, shown
+        noisy = fill_in_drafts(batch, noisy, logits.detach(), rng)
 
 
 def _loss(model: TinyModel, batch: Batch, noisy: Noisy, visible: float, by_ratio: bool) -> tuple[Tensor, float, Tensor]:
@@ -65,7 +68,8 @@ def _loss(model: TinyModel, batch: Batch, noisy: Noisy, visible: float, by_ratio
     weight = masked * word * torch.where(noisy.active, 1.0, LATER_BLOCKS_WEIGHT)
     total = _mean(entropy, weight / noisy.ratio if by_ratio else weight)
     if visible:
-        total = total + visible * _mean(entropy, 1.0 - masked)
+        wrong = (noisy.response != batch.response) & ~noisy.masked
+        total = total + visible * _mean(entropy, torch.where(wrong, WRONG_WEIGHT, 1.0 - masked))
     return total, float(_mean(entropy.detach(), hidden.float())), logits
 
 

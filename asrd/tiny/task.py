@@ -12,6 +12,7 @@ Wording is free where `Slot.options` says so. Knows nothing of tensors, models o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ TOP = 24  # no quantity exceeds it
 AMOUNTS = range(2, 7)
 P_TAKE_ODD = 0.43  # of conditions that do not hold; so seven in ten do
 TEST_SHARE = 10  # one question in so many is held out
+SCORING_FROM = 10_000_000  # scores use seeds from here on, learning curves (which say where to break off) those before
 
 
 KINDS = {"gain": 0.3, "lose": 0.2, "condition": 0.3, "double": 0.1, "half": 0.1}
@@ -173,6 +175,11 @@ def problems(which: str, level: str = "hard", first_seed: int = 0) -> Iterator[P
         if split(problem) == which:
             yield problem
         seed += 1
+
+
+def held_out(count: int, level: str = "hard") -> list[Problem]:
+    """The problems on which decoders and models are scored: the first `count` of them, always the same."""
+    return list(itertools.islice(problems("test", level, SCORING_FROM), count))
 
 
 def _as_words(response: str | Sequence[int]) -> list[str]:
