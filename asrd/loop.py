@@ -113,7 +113,7 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     request = run.request
     row, position = run.pick(decoder)
     if request.lm_head == "fused":
-        weight = run.adapter.split_head.weight
+        weight = run.adapter.split_head.weight  # type: ignore[union-attr]
         chosen, _ = gather(run, hidden, row, position)
         run.mark("head")
         dispatch.fused_head(chosen, weight, row, position, request.readout, out, request.impl)

@@ -106,7 +106,7 @@ def commit_kernel(
         seed = tl.where(low < seed_entropy, start + at, seed)
         seed_entropy = tl.minimum(low, seed_entropy)
     drafts = tl.where((drafts == 0) & (best >= 0), 1, drafts)
-    anchors = tl.where(seeding, (seed >= 0).to(tl.int32), consistent)
+    anchors = tl.where(seeding, (seed >= 0).to(tl.int32), consistent)  # type: ignore[attr-defined]
     budget = tl.maximum(length - step - (masks - drafts), 0)
 
     # Decide and write; `guided` holds all masks for the moment

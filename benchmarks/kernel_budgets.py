@@ -131,7 +131,8 @@ def narrow(launch: Caught, variant: Variant, target: str, figures: Figures) -> s
 
 def excess(figures: Figures, budget: dict[str, int] | None) -> str | None:
     """In what a kernel exceeds its budget, in words; None if in nothing."""
-    if figures.spills:
+    known = (budget or {}).get("spills", 0)
+    if figures.spills > known:
         return f"spills {figures.spills}"
     if budget is None:
         return "has no budget: python benchmarks/kernel_budgets.py --write"
@@ -172,7 +173,8 @@ def main() -> None:
         ]
     for variant, launch, target, figures in measure(chosen, arguments.targets):
         name = key(launch, variant)
-        new.setdefault(name, {})[target] = {"registers": figures.registers, "shared": figures.shared}
+        spilled = {"spills": figures.spills} if figures.spills else {}  # the tests hold a list of those that may
+        new.setdefault(name, {})[target] = {"registers": figures.registers, "shared": figures.shared} | spilled
         budget = new[name][target] if arguments.write else old.get(name, {}).get(target)
         for complaint in filter(None, (excess(figures, budget), narrow(launch, variant, target, figures))):
             tqdm.write(f"{name}, {target}: {complaint}")
