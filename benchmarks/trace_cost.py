@@ -31,17 +31,16 @@ from asrd.tiny.task import problems
 
 @contextmanager
 def marks_taken_out() -> Iterator[None]:
-    """The loop's step without its marks."""
-    marked = loop.step
-    source, taken = re.subn(r"^ *run\.mark\(.*\n", "", inspect.getsource(marked), flags=re.MULTILINE)
-    assert taken, "step has no marks"
-    space: dict[str, Any] = {}
-    exec(compile(source, "step without marks", "exec"), vars(loop), space)
-    loop.step = space["step"]
+    """The loop's functions without their marks."""
+    marked = {name: getattr(loop, name) for name in ("step", "read")}
+    for name, function in marked.items():
+        source, taken = re.subn(r"^ *run\.mark\(.*\n", "", inspect.getsource(function), flags=re.MULTILINE)
+        assert taken, f"{name} has no marks"
+        exec(compile(source, f"{name} without marks", "exec"), vars(loop))
     try:
         yield
     finally:
-        loop.step = marked
+        vars(loop).update(marked)
 
 
 def cases(model: Any, tokenizer: Any, batch: int, path: Path, settings: dict[str, Any]) -> dict[str, Callable[[], Any]]:

@@ -1,4 +1,4 @@
-"""The viewer: traces as one HTML file that needs no network. `page(traces)` fills `page.html` with style, code and data.
+"""The viewer: `page(traces)` makes one HTML file that needs no network, of `page.html`, its style, its code and data.
 
 Knows how to put foreign text into a page so that it stays text: data is JSON in which nothing can end a script, the
 code shows it through textContent only, and the page's own policy lets no other code run and nothing be fetched.
