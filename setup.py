@@ -5,7 +5,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 LINUX = "platform_system == 'Linux'"
-TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "ruff>=0.17", "mypy>=2", "setuptools>=77"]
+VIZ = ["pandas>=2.2"]
+TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
+TEST += ["setuptools>=77", *VIZ]
 
 setup(
     name="asrd",
@@ -15,7 +17,10 @@ setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=find_packages(include=["asrd", "asrd.*", "asrd_kernels", "asrd_kernels.*"]),
-    package_data={"asrd": ["py.typed", "tiny/weights/*/*"], "asrd_kernels": ["py.typed"]},
+    package_data={
+        "asrd": ["py.typed", "tiny/weights/*/*", "viewer/*.html", "viewer/*.css", "viewer/*.js"],
+        "asrd_kernels": ["py.typed"],
+    },
     install_requires=[
         "torch>=2.6",
         "transformers>=5.22,<6",
@@ -26,6 +31,6 @@ setup(
         "rich>=14",
         f"triton>=3.7; {LINUX}",
     ],
-    extras_require={"flash": ["flash-attn>=2.8"], "test": TEST},
+    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "test": TEST},
     entry_points={"console_scripts": ["asrd=asrd.cli:main"]},
 )

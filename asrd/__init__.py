@@ -5,6 +5,7 @@ load           LLaDA and Dream checkpoints on transformers' own classes (load/)
 AsrdConfig     every setting with its default and range (config.py)
 AsrdOutput     text and counters (output.py)
 decoders       the decoders by name (decoders/)
+trace          every step of a decode, to be replayed or looked at (trace/; the page is made in viewer/)
 """
 
 from asrd.config import AsrdConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +33,7 @@ class Findings:
     pads_well: bool | None = None  # a padded row reads as the row alone; None: not asked yet
     sees_well: bool | None = None  # it keeps to a 4-D mask and to position ids; None: not asked yet
     cache_fault: str | None = None  # why it can have no KV cache, "" if it can; None: not asked yet
+    uncapturable: dict[type, str] = field(default_factory=dict)  # why no CUDA graph came of steps with a decoder
 
 
 @dataclass(frozen=True)

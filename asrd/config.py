@@ -74,6 +74,8 @@ FIELDS: dict[str, Field] = {
     "kv_refresh": Field(None, _maybe(_integer(1)), "an integer of at least 1, or None"),
     "decoder": Field("asrd", lambda v: isinstance(v, str), "the name of a decoder"),
     "impl": _choice("auto", "auto", "torch", "triton"),
+    "lm_head": _choice("gemm", "gemm", "fused"),
+    "cuda_graph": _choice("auto", "auto", True, False),
     "steps": Field(None, _maybe(_integer(1)), "an integer of at least 1, or None"),
     "remasking": _choice("low_confidence", "low_confidence", "random"),
     "alg": _choice(None, None, "origin", "maskgit_plus", "topk_margin", "entropy"),
@@ -144,6 +146,8 @@ class AsrdConfig(GenerationConfig):
     kv_refresh: int | None
     decoder: str
     impl: Literal["auto", "torch", "triton"]
+    lm_head: Literal["gemm", "fused"]
+    cuda_graph: Literal["auto"] | bool
     steps: int | None
     remasking: Literal["low_confidence", "random"]
     alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +15,23 @@ from torch import Tensor
 from asrd_kernels import DecodeState
 
 
+class Moment(NamedTuple):
+    """What events are read off: a state between two steps, [..., B, G]."""
+
+    tokens: Tensor  # int64
+    pending: Tensor  # bool
+    trusted: Tensor  # bool
+    done: Tensor  # [..., B] bool
+
+
 @dataclass(frozen=True)
 class StepEvents:
-    """One step's events on the generated positions, all [B, G] on the CPU.
+    """One step's events on the generated positions, all [B, G] on the CPU (or those of T steps, [T, B, G]).
 
     What lies behind the end of the text is `filled` in the step that ends it, and nothing else.
     """
 
-    step: int  # 1, 2, ...
+    step: int  # 1, 2, ...; of T steps the first
     before: Tensor  # int64, tokens when the step began
     after: Tensor  # int64, tokens when it was over
     checked: Tensor  # bool, was pending and has been verified
@@ -30,6 +40,36 @@ class StepEvents:
     promoted: Tensor  # bool, became an anchor
     pending: Tensor  # bool, awaits its check now
     filled: Tensor  # bool, padded because the text has ended before it
+
+    @property
+    def replaced(self) -> Tensor:
+        """bool, a token became another one (decoder="saber" with faithful=True does that)."""
+        return (self.before != self.after) & ~self.drafted & ~self.revoked & ~self.filled
+
+
+def events_between(step: int, before: Moment, after: Moment, mask_id: int, eos_ids: Sequence[int]) -> StepEvents:
+    """What leads from one moment to the other; of a row that was done already, only what is `filled`."""
+    was_mask, is_mask = before.tokens == mask_id, after.tokens == mask_id
+    filled = _past_end(after.tokens, eos_ids) & after.done[..., None]
+    return StepEvents(
+        step=step,
+        before=before.tokens,
+        after=after.tokens,
+        checked=before.pending,
+        drafted=was_mask & ~is_mask & ~filled,
+        revoked=~was_mask & is_mask,
+        promoted=after.trusted & ~before.trusted,
+        pending=after.pending,
+        filled=filled,
+    )
+
+
+def _past_end(tokens: Tensor, eos_ids: Sequence[int]) -> Tensor:
+    """[..., G] bool: an end-of-text stands before the position."""
+    ends = torch.zeros_like(tokens, dtype=torch.bool)
+    for token in eos_ids:
+        ends |= tokens == token
+    return ends.cumsum(-1) > ends.long()
 
 
 class EventObserver:
@@ -41,34 +81,14 @@ class EventObserver:
     def __init__(self, mask_id: int, eos_ids: Sequence[int], handle: Callable[[StepEvents], None]) -> None:
         self.mask_id, self.eos_ids, self.handle = mask_id, tuple(eos_ids), handle
         self.step = 0
-        self.tokens = self.pending = self.trusted = torch.empty(0)
+        self.before = Moment(*[torch.empty(0)] * len(Moment._fields))
 
     def __call__(self, state: DecodeState) -> None:
-        after, pending, trusted = (t.detach().cpu().clone() for t in (state.generated, state.pending, state.trusted))
+        held = (state.generated, state.pending, state.trusted, state.done)
+        after = Moment(*(tensor.detach().cpu().clone() for tensor in held))
         if self.step == 0:
-            self.tokens = torch.full_like(after, self.mask_id)
-            self.pending = self.trusted = torch.zeros_like(pending)
+            blank = Moment(*(torch.zeros_like(tensor) for tensor in after))
+            self.before = blank._replace(tokens=torch.full_like(after.tokens, self.mask_id))
         self.step += 1
-        was_mask, is_mask = self.tokens == self.mask_id, after == self.mask_id
-        filled = self._past_end(after) & state.done.cpu()[:, None]
-        self.handle(
-            StepEvents(
-                step=self.step,
-                before=self.tokens,
-                after=after,
-                checked=self.pending,
-                drafted=was_mask & ~is_mask & ~filled,
-                revoked=~was_mask & is_mask,
-                promoted=trusted & ~self.trusted,
-                pending=pending,
-                filled=filled,
-            )
-        )
-        self.tokens, self.pending, self.trusted = after, pending, trusted
-
-    def _past_end(self, tokens: Tensor) -> Tensor:
-        """[B, G] bool: an end-of-text stands before the position."""
-        ends = torch.zeros_like(tokens, dtype=torch.bool)
-        for token in self.eos_ids:
-            ends |= tokens == token
-        return ends.cumsum(1) > ends.long()
+        self.handle(events_between(self.step, self.before, after, self.mask_id, self.eos_ids))
+        self.before = after

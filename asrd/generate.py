@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +16,14 @@ from transformers import GenerationConfig
 from asrd.adapter import ModelAdapter
 from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
-from asrd.decoders import find_decoder, without_effect
+from asrd.decoders import Decoder, find_decoder, without_effect
+from asrd.fused_head import require_fused_head
+from asrd.gpu import current
 from asrd.loop import Observer, Run, decode
 from asrd.output import AsrdOutput
 from asrd.request import Request, prepare
 from asrd.streaming import StreamObserver
+from asrd.trace import recording
 from asrd_kernels import DecodeState
 
 log = logging.getLogger("asrd")
@@ -41,6 +46,8 @@ def fast_generate(
     tokenizer: Any = None,
     row_ids: Any = None,
     observers: Sequence[Observer] = (),
+    trace: str | Path | None = None,
+    return_trace: bool = False,
     max_length: int | None = None,
     logits_processor: Any = None,
     stopping_criteria: Any = None,
@@ -54,6 +61,8 @@ def fast_generate(
     tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them.
     row_ids            [B] integers that key the sampling noise instead of the index in the batch.
     observers          callables that are shown the `DecodeState` after each step; they must not change it.
+    trace              path to which every step is written as JSON lines (docs/trace.md); `asrd.trace.read` reads it.
+    return_trace       True gives an `AsrdOutput` with the same as an object in `trace`.
     **settings         any field of `AsrdConfig`, or LLaDA's gen_length and mask_id; they override the config.
                        return_dict_in_generate=True gives an `AsrdOutput`.
 
@@ -64,24 +73,42 @@ def fast_generate(
     injected = {name: settings.pop(name) for name in _INJECTED if name in settings}
     _refuse_extras(logits_processor, stopping_criteria, injected)
     config = settle(generation_config, settings, max_length, input_ids)
-    chosen = find_decoder(config.decoder)
+    find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
     if model.training:
         log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
-    chosen.check(config, adapter)
-    if config.kv_cache is not None:
-        require_cache(adapter, config, chosen)
+    chosen = checked_decoder(adapter, config)
     config.block_length = chosen.block_length(config)
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
     _refuse_positions(injected.get("position_ids"), request)
     decoder = chosen(request, adapter.table.detach())
-    stream = StreamObserver(streamer, request) if streamer is not None else None
-    try:
-        decode(Run.of(adapter, request), decoder, [*observers, *([stream] if stream else [])])
-    finally:
-        if stream:
-            stream.end()
-    return pack(decoder.state, request) if config.return_dict_in_generate else decoder.state.tokens
+    if config.lm_head == "fused":
+        require_fused_head(adapter, config, decoder)
+    record = None
+    with ExitStack() as watching:
+        watchers = list(observers)
+        if streamer is not None:
+            watchers.append(stream := StreamObserver(streamer, request))
+            watching.callback(stream.end)
+        if return_trace or trace is not None:
+            record = watching.enter_context(recording(request, decoder, model, tokenizer, trace, return_trace))
+            watchers.append(record.recorder)
+        watching.enter_context(current(request.prompt.device))
+        decode(Run.of(adapter, request), decoder, watchers)
+    if not (config.return_dict_in_generate or return_trace):
+        return decoder.state.tokens
+    out = pack(decoder.state, request)
+    out.trace = record.trace if record else None
+    return out
+
+
+def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
+    """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
+    chosen = find_decoder(config.decoder)
+    chosen.check(config, adapter)
+    if config.kv_cache is not None:
+        require_cache(adapter, config, chosen)
+    return chosen
 
 
 def settle(

@@ -6,7 +6,7 @@ Knows the order of things. What a step changes is the decoder's business, how a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,11 +15,19 @@ from torch import Tensor
 from asrd.adapter import ModelAdapter, Sight
 from asrd.caches import CachedBody
 from asrd.decoders import Decoder
+from asrd.gpu import Gpu, find_gpu
+from asrd.graph import captured
+from asrd.inspector import Inspector
+from asrd.lookout import Lookout
 from asrd.request import Request
 from asrd_kernels import DecodeState, VocabStats, asked_stats_torch, dispatch, new_stats
 
 Observer = Callable[[DecodeState], None]
 Picker = Callable[[Decoder], tuple[Tensor, Tensor]]
+
+
+def nobody_listens(part: str) -> None:
+    """The usual `Run.mark`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Run:
     inputs: dict[str, Any]  # of every forward, besides the embeddings
     pick: Picker
     cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
+    gpu: Gpu | None = None  # with one, steps are queued ahead of the device and perhaps captured as a graph
+    mark: Callable[[str], None] = nobody_listens  # is told when a part of a step is over
 
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, pick: Picker | None = None) -> Run:
@@ -40,32 +50,79 @@ class Run:
         positions = None if request.positions is None else request.positions.repeat(copies, 1)
         inputs = adapter.inputs(attention, positions)
         cache = CachedBody(adapter, request, inputs, attention, positions) if request.kv_cache else None
-        on_cpu = request.prompt.device.type == "cpu"
-        return cls(adapter, request, inputs, pick or (pick_wanted if on_cpu else pick_slots), cache)
+        device = request.prompt.device
+        pick = pick or (pick_wanted if device.type == "cpu" else pick_slots)
+        return cls(adapter, request, inputs, pick, cache, find_gpu(device))
 
 
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
-    """Fill the decoder's canvas. Observers see the state after each step; they must not change it."""
+    """Fill the decoder's canvas. Observers see the state after each step, inspectors also what happens within it; they
+    must not change it.
+
+    On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
+    or a cache, which reads in each step, it looks at once.
+    """
     observers = tuple(observers)
+    inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
+    if inspectors:
+        run = replace(run, mark=told_to(inspectors))
     room = new_stats(decoder.state, decoder.extra_rows)
-    for _ in range(decoder.most_steps):
+    lookout = Lookout(decoder.state, room[1], None if observers or run.cache else run.gpu)
+
+    def one_step() -> None:
         step(run, decoder, room)
-        done = finished(decoder.state, room[1])
+        lookout.report()
+
+    advance = captured(one_step, run, decoder, observers)
+    for _ in range(decoder.most_steps):
+        for inspector in inspectors:
+            inspector.begin(decoder, room[1])
+        advance()
+        done = lookout.look()
         for observer in observers:
             observer(decoder.state)
         if done:
             return
+    lookout.look_back()
+
+
+def told_to(inspectors: list[Inspector]) -> Callable[[str], None]:
+    """A `Run.mark` to which all of them listen."""
+
+    def mark(part: str) -> None:
+        for inspector in inspectors:
+            inspector.mark(part)
+
+    return mark
 
 
 def step(run: Run, decoder: Decoder, room: tuple[VocabStats, VocabStats]) -> None:
     """One forward pass and what follows from it. With `pick_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
+    run.mark("embed")
     hidden = forward(run, embeds, decoder.state, decoder.sight())  # 2. one forward pass ...
-    row, position = run.pick(decoder)
-    logits = head(run, hidden, row, position)  # ... then LM head and statistics of the wanted positions
-    asked = asked_stats_torch(decoder.asks, logits, row, position, run.request.readout, decoder.named())
-    dispatch.vocab_stats(logits, row, position, run.request.readout, out=room[0], impl=run.request.impl)
+    run.mark("forward")
+    asked = read(run, hidden, decoder, room[0])  # ... then LM head and statistics of the wanted positions
+    run.mark("statistics")
     decoder.commit(room[1], **asked)  # 3. - 10. verify, draft, revoke, promote
+    run.mark("commit")
+
+
+def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:
+    """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
+    request = run.request
+    row, position = run.pick(decoder)
+    if request.lm_head == "fused":
+        weight = run.adapter.split_head.weight
+        chosen, _ = gather(run, hidden, row, position)
+        run.mark("head")
+        dispatch.fused_head(chosen, weight, row, position, request.readout, out, request.impl)
+        return {}
+    logits = head(run, hidden, row, position)
+    run.mark("head")
+    asked = asked_stats_torch(decoder.asks, logits, row, position, request.readout, decoder.named())
+    dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
+    return asked
 
 
 def pick_slots(decoder: Decoder) -> tuple[Tensor, Tensor]:
@@ -91,26 +148,22 @@ def forward(run: Run, embeds: Tensor, state: DecodeState, sight: Sight | None = 
     return run.adapter.body(embeds, inputs) if run.cache is None else run.cache(embeds, state)
 
 
-def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
-    request, adapter = run.request, run.adapter
-    column = position + request.prompt.shape[1] - adapter.shift * (position < request.length)
+def gather(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows [N, D] of the body's output for generated positions (and rows behind them); with classifier-free guidance
+    those of the second half, too."""
+    request = run.request
+    column = position + request.prompt.shape[1] - run.adapter.shift * (position < request.length)
     column = column.clamp(max=hidden.shape[1] - 1)
     here, column = row.to(hidden.device), column.to(hidden.device)
-    logits = adapter.head(hidden[here, column])
-    if request.cfg_scale > 0:
-        blind = adapter.head(hidden[here + hidden.shape[0] // 2, column])
-        logits = blind + (request.cfg_scale + 1) * (logits - blind)
+    blind = hidden[here + hidden.shape[0] // 2, column] if request.cfg_scale > 0 else None
+    return hidden[here, column], blind
+
+
+def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
+    """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
+    chosen, blind_rows = gather(run, hidden, row, position)
+    logits = run.adapter.head(chosen)
+    if blind_rows is not None:
+        blind = run.adapter.head(blind_rows)
+        logits = blind + (run.request.cfg_scale + 1) * (logits - blind)
     return logits.to(row.device)
-
-
-def finished(state: DecodeState, stats: VocabStats) -> bool:
-    """One look of the host: are all rows done? Raises if the logits of a wanted position could not be read."""
-    done, unreadable = torch.stack([state.done.all(), stats.bad.any()]).tolist()
-    if unreadable:
-        row = int(stats.bad.any(1).nonzero()[0])
-        raise ValueError(
-            f"the model's logits for row {row} of the batch are NaN, +inf or nothing but -inf at forward pass"
-            f" {int(state.step[row])}: check its weights and dtype (float16 overflows easily; try bfloat16 or float32)"
-        )
-    return done

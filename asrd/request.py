@@ -32,6 +32,7 @@ class Request:
     rules: Rules
     readout: Readout
     impl: Impl
+    lm_head: Literal["gemm", "fused"] = "gemm"
     kv_cache: Literal["prefix", "dual"] | None = None
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
 
@@ -99,6 +100,7 @@ def prepare(
             seed=int(config.seed),
         ),
         impl=impl,
+        lm_head=config.lm_head,
         kv_cache=config.kv_cache,
         kv_refresh=config.kv_refresh,
     )

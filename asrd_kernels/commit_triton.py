@@ -4,8 +4,8 @@ A row is read tile by tile, so any length fits, in three passes: (1) count and f
 (2) decide and write; (3) end the text, or narrow the guided masks to the next active block, now that it is known.
 Done rows, which are fixed points, are left alone. Numbers are compared and counted, never computed with.
 
-Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile. Guided positions
-hold the mask token; `Rules` and `DecodeState` say what the rest means.
+Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile. Guided
+positions hold the mask token; `Rules` and `DecodeState` say what the rest means.
 """
 
 # No `from __future__ import annotations` here: Triton reads the annotations of a kernel's arguments.
@@ -92,8 +92,8 @@ def commit_kernel(
         o_ = start + tl.arange(0, TILE)
         m_ = o_ < length
         b_tokens, b_top1, b_confidence, b_run, b_guided, b_active, b_confident, b_candidates = _read(
-            p_tokens, p_guided, p_top1, p_confidence, p_last, p_run, o_, m_, active * block_length, block_length, threshold,
-            SCOPED, ANCHOR_EOS, EOS_IDS,
+            p_tokens, p_guided, p_top1, p_confidence, p_last, p_run, o_, m_, active * block_length, block_length,
+            threshold, SCOPED, ANCHOR_EOS, EOS_IDS,
         )  # fmt: skip
         masks += _count(b_tokens == mask_id)
         drafts += _count(b_confident)
@@ -115,8 +115,8 @@ def commit_kernel(
         o_ = start + tl.arange(0, TILE)
         m_ = o_ < length
         b_tokens, b_top1, b_confidence, b_run, b_guided, b_active, b_confident, b_candidates = _read(
-            p_tokens, p_guided, p_top1, p_confidence, p_last, p_run, o_, m_, active * block_length, block_length, threshold,
-            SCOPED, ANCHOR_EOS, EOS_IDS,
+            p_tokens, p_guided, p_top1, p_confidence, p_last, p_run, o_, m_, active * block_length, block_length,
+            threshold, SCOPED, ANCHOR_EOS, EOS_IDS,
         )  # fmt: skip
         b_new_entropy = tl.load(p_new_entropy + o_, mask=m_, other=0.0)
         b_failed = tl.load(p_pending + o_, mask=m_, other=0).to(tl.int1) & (b_top1 != b_tokens)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
 from asrd_kernels.commit import commit_torch
+from asrd_kernels.fused_head import fused_head_torch
 from asrd_kernels.state import DecodeState, Rules, VocabStats
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
@@ -67,6 +68,18 @@ def vocab_stats(
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
 
     vocab_stats_triton(logits, row, position, readout, out)
+
+
+def fused_head(
+    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
+) -> None:
+    """See `fused_head_torch`."""
+    if resolve_impl(impl, hidden.device) == "torch":
+        fused_head_torch(hidden, weight, row, position, readout, out)
+        return
+    from asrd_kernels.fused_head_triton import fused_head_triton
+
+    fused_head_triton(hidden, weight, row, position, readout, out)
 
 
 def commit(state: DecodeState, stats: VocabStats, rules: Rules, impl: str = "auto") -> None:

@@ -1,14 +1,11 @@
-"""LM head and `vocab_stats` in one: hidden states and weight in, statistics out, the logits never in memory.
+"""`fused_head` in two launches: tiles of rows and tokens, then the merge of `vocab_stats`.
 
 A program multiplies a tile of rows by the weights of a tile of tokens, accumulating in float32, and reduces its tile of
-logits to the six numbers that a chunk of vocab_stats_triton.py has; the same merge follows. The logits are not rounded
-to the model's dtype on the way, as a GEMM's output is: in half precision the statistics are closer to the truth than
-the other path's, and may differ from them. `fused_head_torch` is the twin.
-
-When it is worth it: head_cost.py. Weights are plain [V, D], without bias, of 16 or 32 bits; anything else is the
-GEMM path's. Interpreted, bfloat16 is widened before the product, which Triton's interpreter gets wrong; the products
-are exact in float32 either way.
+logits to the six numbers that a chunk of vocab_stats_triton.py has; the same merge follows. Interpreted, bfloat16 is
+widened before the product, which Triton's interpreter gets wrong; the products are exact in float32 either way.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -16,13 +13,33 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from asrd_kernels.fused_head import check_head
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
 from asrd_kernels.philox_triton import as_int64, gumbel
 from asrd_kernels.state import VocabStats
-from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
+from asrd_kernels.vocab_stats import Readout
 from asrd_kernels.vocab_stats_triton import _FIELDS, below, merge_kernel
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+@dataclass(frozen=True)
+class HeadLaunch:
+    """Programs of `rows` by COLUMN_TILE logits, made `depth` dimensions at a time; then a merge of `chunks` in `merge`
+    lanes."""
+
+    rows: int
+    depth: int
+    warps: int
+    chunks: int
+    merge: int
+    merge_warps: int
+
+
+def head_launch(rows: int, vocab: int, itemsize: int) -> HeadLaunch:
+    """128 bytes of a row at a time, a cache line; more float32 rows than 32 do not fit in sm_80's registers."""
+    tile, chunks = row_tile(rows, itemsize), triton.cdiv(vocab, COLUMN_TILE)
+    merge = max(16, triton.next_power_of_2(chunks))
+    warps = 8 if tile * itemsize >= 128 else 4
+    return HeadLaunch(tile, 128 // itemsize, warps, chunks, merge, merge_warps=4 if merge > 256 else 1)
 
 
 @triton.jit
@@ -97,35 +114,31 @@ def _launch(
     top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
 ) -> None:  # fmt: skip
     (rows, dim), vocab, sample, length = hidden.shape, weight.shape[0], temperature > 0, top1.shape[1] - 1
-    tile, chunks = row_tile(rows), triton.cdiv(vocab, COLUMN_TILE)
-    merge = max(16, triton.next_power_of_2(chunks))
-    numbers = torch.empty(rows, _FIELDS.value, merge, dtype=torch.float32, device=hidden.device)
-    picks = torch.empty(rows, merge, dtype=torch.int32, device=hidden.device)
+    how = head_launch(rows, vocab, weight.element_size())
+    numbers = torch.empty(rows, _FIELDS.value, how.merge, dtype=torch.float32, device=hidden.device)
+    picks = torch.empty(rows, how.merge, dtype=torch.int32, device=hidden.device)
     hot = max(temperature, 1.0)  # neither factor overflows, however hot or cold
-    wrap_triton(head_kernel)[(triton.cdiv(rows, tile), chunks)](
+    wrap_triton(head_kernel)[(triton.cdiv(rows, how.rows), how.chunks)](
         hidden, weight, row, position, row_ids, forbidden, numbers, picks,
         forbidden.shape[0], seed, temperature / hot, 1 / hot,
         rows, vocab, dim, length, hidden.stride(0), weight.stride(0),
         SAMPLE=sample, WIDEN=triton.knobs.runtime.interpret and weight.dtype == torch.bfloat16,
-        ROWS=tile, COLUMNS=COLUMN_TILE, DEPTH=128 // weight.element_size(), MERGE=merge,
-        num_warps=4 if tile < 64 else 8, num_stages=3, enable_fp_fusion=False,
+        ROWS=how.rows, COLUMNS=COLUMN_TILE, DEPTH=how.depth, MERGE=how.merge,
+        num_warps=how.warps, num_stages=3, enable_fp_fusion=False,
     )  # fmt: skip
     unsure = forbidden if unconfident is None else unconfident
     wrap_triton(merge_kernel)[(rows,)](
         numbers, picks, row, position, unsure, top1, confidence, entropy, bad,
-        0 if unconfident is None else unsure.shape[0], chunks, length, top1.stride(0),
-        SAMPLE=sample, MERGE=merge, num_warps=4 if merge > 256 else 1, enable_fp_fusion=False,
+        0 if unconfident is None else unsure.shape[0], how.chunks, length, top1.stride(0),
+        SAMPLE=sample, MERGE=how.merge, num_warps=how.merge_warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
 def fused_head_triton(
     hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
 ) -> None:
-    """The statistics of logits hidden [N, D] @ weight [V, D]^T, written as `vocab_stats` writes them."""
-    if hidden.dtype != weight.dtype or weight.dtype not in DTYPES:
-        raise ValueError(
-            f"hidden states of {hidden.dtype} and a weight of {weight.dtype}: need one of {DTYPES} in both"
-        )
+    """As `fused_head_torch`; the numbers of a hidden state, and of a weight's row, lie next to each other."""
+    check_head(hidden, weight)
     if hidden.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError("the numbers of a hidden state, and of a weight's row, must lie next to each other")
     if hidden.shape[0] > 0:
@@ -133,10 +146,3 @@ def fused_head_triton(
             hidden, weight, row.contiguous(), position.contiguous(), readout.row_ids, readout.forbidden,
             readout.unconfident, readout.temperature, as_int64(readout.seed), *out,
         )  # fmt: skip
-
-
-def fused_head_torch(
-    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
-) -> None:
-    """The twin: a GEMM in float32, then `vocab_stats_torch`."""
-    vocab_stats_torch(hidden.float() @ weight.float().T, row, position, readout, out)

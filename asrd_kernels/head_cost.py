@@ -2,8 +2,8 @@
 
 With N rows, V tokens, hidden size D and s bytes a number the GEMM path moves s (V D + N D + 2 N V): the weight, the
 hidden states, and the logits, written and read again. Fused, the logits stay in registers, but a program holds at most
-ROW_TILE rows, so the weight is read once for each such tile: s V D ceil(N / ROW_TILE) + s N D + partials. The FLOPs are
-2 N V D in both, N rounded up to a tile in the fused one.
+64 rows (32 of float32), so the weight is read once for each such tile: s V D ceil(N / 64) + s N D + partials.
+The FLOPs are 2 N V D in both, N rounded up to a tile in the fused one.
 
 So fusing saves at most 2 N / (D + 2 N) of the bytes, and only while one tile holds all rows: 3 % for the 64 rows of
 one LLaDA-8B step, 0.8 % for 16. A hand-written GEMM loses more than that against the vendor's library (FlashSampling's
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ROW_TILE = 64  # rows whose logits a fused program holds in registers, at most
+ROW_TILES = {2: 64, 4: 32}  # bytes a number -> rows whose logits a fused program holds in registers, at most
 COLUMN_TILE = 128  # columns of the vocabulary a fused program has
 WORTH = 0.05  # share of the bytes that fusing must save to be worth it
 PARTIAL_BYTES = 24  # six numbers of four bytes a row and column tile
@@ -48,28 +48,23 @@ class HeadCost:
 
 def head_cost(rows: int, vocab: int, hidden: int, itemsize: int = 2) -> HeadCost:
     """Costs for N = rows hidden states and a weight [vocab, hidden] of `itemsize` bytes a number."""
-    passes, chunks = -(-rows // ROW_TILE), -(-vocab // COLUMN_TILE)
+    tile = row_tile(rows, itemsize)
+    passes, chunks = -(-rows // tile), -(-vocab // COLUMN_TILE)
     weight, states, logits = vocab * hidden * itemsize, rows * hidden * itemsize, rows * vocab * itemsize
     partials = rows * chunks * PARTIAL_BYTES
     return HeadCost(
         gemm_bytes=weight + states + 2 * logits,
         fused_bytes=passes * weight + states + 2 * partials,
         gemm_flops=2 * rows * vocab * hidden,
-        fused_flops=2 * _row_tiles(rows) * vocab * hidden,
+        fused_flops=2 * passes * tile * vocab * hidden,
         weight_passes=passes,
         logits_bytes=logits,
     )
 
 
-def _row_tiles(rows: int) -> int:
-    """Rows rounded up to what the tiles hold."""
-    tile = row_tile(rows)
-    return -(-rows // tile) * tile
-
-
-def row_tile(rows: int) -> int:
-    """Rows of a fused program: 16, the least that tensor cores take, to ROW_TILE."""
-    return min(ROW_TILE, max(16, 1 << (rows - 1).bit_length()))
+def row_tile(rows: int, itemsize: int) -> int:
+    """Rows of a fused program: 16, the least that tensor cores take, to what its registers hold."""
+    return min(ROW_TILES[itemsize], max(16, 1 << (rows - 1).bit_length()))
 
 
 def go_no_go(rows: tuple[int, ...] = (1, 16, 32, 64, 128, 256, 2048)) -> list[dict[str, str | int | float]]:

@@ -8,21 +8,27 @@ A variant is what decides the machine code: dtype, tile, divisibility of V and D
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
-from kernel_cases import DTYPES, Case, commit_case, embed_case, stats_case
+from kernel_cases import DTYPES, Case, commit_case, embed_case, head_case, stats_case
 from kernel_code import TARGETS, Caught, Figures, compile_for, recorded
 from tqdm import tqdm
 
+from asrd_kernels.head_cost import COLUMN_TILE, row_tile
+
+ALL_DTYPES = DTYPES | {"fp64": torch.float64}
 BUDGETS = Path(__file__).with_name("kernel_budgets.json")
-_USUAL_STATS = {("bf16", 126464, 0.0), ("bf16", 126464, 0.7), ("fp32", 126464, 0.0), ("fp32", 126463, 0.0)}
-_USUAL_EMBED = {("bf16", 100), ("bf16", 4096), ("fp32", 8192)}
-_EMBED_DIMS = (64, 100, 128, 256, 512, 1000, 1024, 2048, 3584, 4096, 8192)
+_USUAL_STATS = {("bf16", 126464, 0.0), ("bf16", 126464, 0.7), ("fp32", 126463, 0.0)}
+_USUAL_EMBED = {("bf16", 100), ("bf16", 4096)}
+_EMBED_DIMS = (64, 100, 128, 256, 512, 1000, 1024, 2048, 4096, 8192)  # 3584 has the code of 4096
+_EMBED_DIMS_64 = (100, 4096, 8192)
 
 
 @dataclass(frozen=True)
@@ -41,33 +47,32 @@ def variants() -> Iterator[Variant]:
     yield from _stats_variants()
     yield from _embed_variants()
     yield from _commit_variants()
+    yield from _head_variants()
 
 
 def _stats_variants() -> Iterator[Variant]:
-    for dtype in DTYPES:
-        for vocab in (1000, 1008, 126464, 126463, 151936):
-            for heat in (0.0, 0.7):
-                make = lambda d=dtype, v=vocab, t=heat: stats_case(1, v, DTYPES[d], temperature=t)  # noqa: E731
-                label = f"{dtype} V={vocab}{' sampled' if heat else ''}"
-                usual = (dtype, vocab, heat) in _USUAL_STATS
-                size = DTYPES[dtype].itemsize
-                wide = ("chunk_kernel", min(4096, vocab) * size) if vocab % 16 == 0 and vocab > 4096 else None
-                yield Variant(label, usual, make, wide_loads=wide)
+    vocabs = dict.fromkeys(DTYPES, (1000, 1008, 126464, 126463)) | {"fp64": (126464, 126463)}
+    for dtype, heat in itertools.product(ALL_DTYPES, (0.0, 0.7)):
+        for vocab in (*vocabs[dtype], *((151936,) if dtype == "bf16" else ())):
+            make = lambda d=dtype, v=vocab, t=heat: stats_case(1, v, ALL_DTYPES[d], temperature=t)  # noqa: E731
+            label = f"{dtype} V={vocab}{' sampled' if heat else ''}"
+            wide = ("chunk_kernel", 4096 * ALL_DTYPES[dtype].itemsize) if vocab % 16 == 0 and vocab > 4096 else None
+            yield Variant(label, (dtype, vocab, heat) in _USUAL_STATS, make, wide_loads=wide)
 
 
 def _embed_variants() -> Iterator[Variant]:
     def one(dtype: str, dim: int, usual: bool, **settings: Any) -> Variant:
-        make = lambda: embed_case(1, 2, 40, dim, DTYPES[dtype], vocab=16, anchors=3, **settings)  # noqa: E731
+        make = lambda: embed_case(1, 2, 40, dim, ALL_DTYPES[dtype], vocab=16, anchors=3, **settings)  # noqa: E731
         extra = "".join(f" {value}" for value in settings.values())
-        wide = ("embed_kernel", dim * DTYPES[dtype].itemsize) if dim % 16 == 0 and dim >= 2048 else None
+        wide = ("embed_kernel", dim * ALL_DTYPES[dtype].itemsize) if dim % 16 == 0 and dim >= 2048 else None
         return Variant(f"{dtype} D={dim}{extra}", usual, make, wide, wide)
 
-    for dtype in DTYPES:
-        for dim in _EMBED_DIMS:
+    for dtype in ALL_DTYPES:
+        for dim in _EMBED_DIMS_64 if dtype == "fp64" else _EMBED_DIMS:
             yield one(dtype, dim, (dtype, dim) in _USUAL_EMBED)
     for dtype, dim in (("bf16", 4096), ("fp32", 4096), ("fp32", 8192)):
-        for probe in ("none", "parallel", "random", "gaussian"):
-            yield one(dtype, dim, (dtype, dim, probe) == ("fp32", 4096, "gaussian"), probe=probe)
+        for probe in ("none", "parallel", "random"):
+            yield one(dtype, dim, (dtype, dim, probe) == ("fp32", 8192, "random"), probe=probe)
         yield one(dtype, dim, False, magnitude="constant")
 
 
@@ -82,23 +87,28 @@ def _commit_variants() -> Iterator[Variant]:
         for number, chosen in enumerate(switches):
             make = lambda g=length, s=chosen: commit_case(1, 2, g, **s)  # noqa: E731
             words = "".join(f" {name}={value}" for name, value in chosen.items())
-            usual = (number, length) in ((0, 256), (0, 1024), (1, 256))
+            usual = (number, length) in ((0, 256), (1, 1024))
             yield Variant(f"G={length}{words}", usual, make)
+
+
+def _head_variants() -> Iterator[Variant]:
+    sizes = [(rows, 126464, 4096, heat) for rows in (16, 32, 64) for heat in (0.0, 0.7)]
+    for dtype, size in itertools.product(DTYPES, [*sizes, (16, 1000, 64, 0.7), (64, 126463, 100, 0.7)]):
+        rows, vocab, dim, heat = size
+        make = lambda d=dtype, n=rows, v=vocab, k=dim, t=heat: head_case(n, v, k, DTYPES[d], temperature=t)  # noqa: E731
+        label = f"{dtype} N={rows} V={vocab} D={dim}{' sampled' if heat else ''}"
+        usual = (dtype, *size) == ("bf16", 64, 126464, 4096, 0.0)
+        lines = row_tile(rows, DTYPES[dtype].itemsize) + COLUMN_TILE  # 128 bytes of a hidden state or weight
+        yield Variant(label, usual, make, wide_loads=("head_kernel", lines * 128) if dim % 16 == 0 else None)
 
 
 def launches(variant: Variant) -> list[Caught]:
     """The launches of a variant, caught."""
-    from asrd_kernels.anchor_embed_triton import anchor_embed_triton
-    from asrd_kernels.commit_triton import commit_triton
-    from asrd_kernels.vocab_stats_triton import vocab_stats_triton
+    from kernel_launchers import LAUNCHERS
 
     case = variant.make()
     with recorded() as caught:
-        case.run(
-            {"anchor_embed": anchor_embed_triton, "vocab_stats": vocab_stats_triton, "commit": commit_triton}[
-                case.operation
-            ]
-        )
+        case.run(LAUNCHERS[case.operation])
     return caught
 
 
@@ -147,21 +157,32 @@ def main() -> None:
     """Compile, compare or write."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--write", action="store_true", help="make these figures the budget")
+    options.add_argument("--missing", action="store_true", help="only what the budget file does not have yet")
     options.add_argument("--usual", action="store_true", help="only the default selection of the tests")
     options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     arguments = options.parse_args()
-    chosen = [variant for variant in variants() if variant.usual or not arguments.usual]
-    old = {} if arguments.write or not BUDGETS.exists() else read_budgets()["kernels"]
+    chosen = sorted(variants(), key=lambda variant: not variant.usual)
+    chosen = [variant for variant in chosen if variant.usual or not arguments.usual]
+    old = read_budgets()["kernels"] if BUDGETS.exists() else {}
     new: dict[str, dict[str, dict[str, int]]] = {}
+    if arguments.missing:
+        new = {name: targets for name, targets in old.items() if set(targets) >= set(arguments.targets)}
+        chosen = [
+            variant for variant in chosen if not {key(launch, variant) for launch in launches(variant)} <= set(new)
+        ]
     for variant, launch, target, figures in measure(chosen, arguments.targets):
         name = key(launch, variant)
         new.setdefault(name, {})[target] = {"registers": figures.registers, "shared": figures.shared}
         budget = new[name][target] if arguments.write else old.get(name, {}).get(target)
         for complaint in filter(None, (excess(figures, budget), narrow(launch, variant, target, figures))):
             tqdm.write(f"{name}, {target}: {complaint}")
-    if arguments.write:
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(new[name])}" for name in sorted(new))
-        BUDGETS.write_text(f'{{"triton": "{triton.__version__}", "kernels": {{\n{lines}\n}}}}\n')
+        if arguments.write:  # each time: a run that is broken off is not lost
+            _write_budgets(new)
+
+
+def _write_budgets(kernels: dict[str, dict[str, dict[str, int]]]) -> None:
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(kernels[name])}" for name in sorted(kernels))
+    BUDGETS.write_text(f'{{"triton": "{triton.__version__}", "kernels": {{\n{lines}\n}}}}\n')
 
 
 if __name__ == "__main__":

@@ -73,6 +73,34 @@ def stats_case(
     )
 
 
+def head_case(
+    rows: int,
+    vocab: int,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    temperature: float = 0.0,
+    unwanted: int = 0,
+    device: str = "cpu",
+) -> Case:
+    """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
+    hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
+    weight = torch.zeros(vocab, dim, device=device, dtype=dtype)  # costs no memory until somebody looks
+    slot = torch.arange(rows, device=device)
+    position = torch.where(slot < rows - unwanted, slot, rows)
+    readout = Readout(
+        forbidden=torch.tensor([0][: vocab - 1], dtype=torch.int64, device=device),
+        row_ids=torch.arange(1, device=device),
+        temperature=temperature,
+        seed=3,
+    )
+    out, row = _room(1, rows, torch.float32, device), torch.zeros_like(slot)
+    wanted = rows - unwanted
+    compulsory = nbytes(weight) + wanted * (dim * hidden.element_size() + sum(t.element_size() for t in out))
+    label = f"N={rows}, V={vocab}, D={dim}{f', t={temperature}' if temperature else ''}"
+    return Case("fused_head", label, lambda op: op(hidden, weight, row, position, readout, out), compulsory)
+
+
 def _room(batch: int, length: int, precision: torch.dtype, device: str) -> VocabStats:
     kinds = (torch.int64, precision, precision, torch.bool)
     return VocabStats(*(torch.zeros(batch, length + 1, dtype=kind, device=device) for kind in kinds))

@@ -57,7 +57,7 @@ class Figures:
     registers: int  # a thread's
     spills: int  # bytes of stack and local memory a thread; AMD: scratch bytes and spilled vector registers
     shared: int  # bytes a program
-    loads: dict[int, int]  # bits of a global load -> number of such instructions
+    loads: dict[int, int]  # bits of a global load (into registers or shared memory) -> number of such instructions
     stores: dict[int, int]
 
 
@@ -110,6 +110,7 @@ def _tool(name: str) -> str:
     return str(_TOOLS / name)
 
 
+@cache
 def _nvidia_figures(cubin: bytes, shared: int) -> Figures:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -125,7 +126,7 @@ def _nvidia_figures(cubin: bytes, shared: int) -> Figures:
         registers=need["REG"],
         spills=max(need["STACK"], need["LOCAL"], local),
         shared=shared,
-        loads=_nvidia_widths("LDG", listing),
+        loads=_nvidia_widths("LDG(?:STS)?", listing),
         stores=_nvidia_widths("STG", listing),
     )
 

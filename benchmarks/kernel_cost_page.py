@@ -46,6 +46,7 @@ def draw_growth(points: list[dict[str, Any]], path: Path) -> None:
                 panel.plot(values, shares, style, color=f"C{colour}", label=f"{operation}, {name}")
         panel.set_xlabel(AXES[axis])
         panel.set_ylim(bottom=0)
+        panel.locator_params(axis="x", nbins=4)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=6)
     panels[0][0].set_ylabel("bytes, relative to the first")

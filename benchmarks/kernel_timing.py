@@ -45,11 +45,8 @@ class Timing:
 
 def time_operations(repetitions: int = 50) -> dict[str, Any]:
     """LLaDA-8B's step at batch 1: each operation by its kernel and by its eager twin, and the memset bandwidth."""
-    from asrd_kernels.anchor_embed_triton import anchor_embed_triton
-    from asrd_kernels.commit_triton import commit_triton
-    from asrd_kernels.vocab_stats_triton import vocab_stats_triton
+    from kernel_launchers import LAUNCHERS
 
-    kernels = {"anchor_embed": anchor_embed_triton, "vocab_stats": vocab_stats_triton, "commit": commit_triton}
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
     bf16 = torch.bfloat16
     cases = [
@@ -61,7 +58,7 @@ def time_operations(repetitions: int = 50) -> dict[str, Any]:
     timings = [
         _timed(case, impl, table[case.operation], flush, repetitions)
         for case in cases
-        for impl, table in (("triton", kernels), ("torch", _TWINS))
+        for impl, table in (("triton", LAUNCHERS), ("torch", _TWINS))
     ]
     return {
         "device": torch.cuda.get_device_name(),

@@ -57,14 +57,11 @@ def points(quick: bool = False) -> Iterator[Point]:
 
 def measure(point: Point) -> dict[str, Any]:
     """Run a case under the guard; its bytes by kernel and in all."""
-    from asrd_kernels.anchor_embed_triton import anchor_embed_triton
-    from asrd_kernels.commit_triton import commit_triton
-    from asrd_kernels.vocab_stats_triton import vocab_stats_triton
+    from kernel_launchers import LAUNCHERS
 
-    launchers = {"anchor_embed": anchor_embed_triton, "vocab_stats": vocab_stats_triton, "commit": commit_triton}
     case = point.make()
     with KernelGuard() as guard:
-        case.run(launchers[case.operation])
+        case.run(LAUNCHERS[case.operation])
     kernels = [
         {
             "kernel": launch.kernel,

@@ -101,11 +101,17 @@ class Result:
 
 
 def decode(
-    prompt: Sequence[int], table: torch.Tensor, forward: Forward, settings: Settings, noise: Noise | None = None
+    prompt: Sequence[int],
+    table: torch.Tensor,
+    forward: Forward,
+    settings: Settings,
+    noise: Noise | None = None,
+    before_forward: Callable[[list[int], set[int]], None] | None = None,
 ) -> Result:
     """Decode one row.
 
     prompt: token ids, not empty, without the mask. table: embeddings [V, D], float64.
+    before_forward: told the canvas and the pending positions as they are in each forward pass.
     """
     cfg, mask = settings, settings.mask_token_id
     if not prompt or mask in prompt:
@@ -140,6 +146,8 @@ def decode(
         embeds = edited_embeddings(canvas, table, cache, strengths, pending, cfg)
 
         # 2. One forward pass; statistics of the masks with guidance and of the pending.
+        if before_forward is not None:
+            before_forward(canvas, pending)
         logits = guided_logits(embeds, begin, table, forward, cfg)
         seen = {p: predict(logits, p, begin, cfg, noise, decided_by) for p in sorted(guided | pending)}
         if any(seen[p].tied for p in seen):

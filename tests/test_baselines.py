@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpu import HostReads
 from remote_models import DreamConfig, DreamModel, LLaDAConfig, LLaDAModelLM, randomise
 from table_models import TableModel, TableSpec, make_llama, make_qwen2
-from test_operations import HostReads
 from torch import Tensor
 
 import asrd
@@ -306,16 +306,6 @@ def test_wino_says_which_model_it_needs() -> None:
             return super().forward(inputs_embeds)
 
     refused(r"Deaf does not take an attention mask", Deaf(TableSpec(seed=1)), decoder="wino")
-
-
-@pytest.mark.parametrize("decoder", ["wino", "saber"])
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
-def test_decoders_that_look_beyond_the_active_block_refuse_a_cache(decoder: str, cache: str) -> None:
-    refused(rf"kv_cache='{cache}' .*decoder='{decoder}'", make_llama(1), decoder=decoder, kv_cache=cache)
-
-
-def test_a_dual_cache_refuses_scope_sequence() -> None:
-    refused(r"kv_cache='dual' .* scope='sequence'", make_llama(1), kv_cache="dual", scope="sequence")
 
 
 @pytest.mark.parametrize(

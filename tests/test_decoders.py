@@ -68,7 +68,7 @@ def models(count: int) -> list[tuple[Any, random.Random]]:
 
 @pytest.mark.parametrize("name", ["threshold", "standard"])
 def test_tokens_and_steps_are_those_of_the_restated_rule(name: str) -> None:
-    for model, rng in models(150):
+    for model, rng in models(60):  # ties included; without them hundreds of decodes equal `baseline_oracles`
         prompt = [rng.randrange(2, 9) for _ in range(rng.randint(1, 4))]
         blocks, block = rng.randint(1, 4), rng.randint(1, 6)
         length = blocks * block

@@ -20,7 +20,6 @@ from asrd.tiny.schedule import HARD_FROM
 from asrd.tiny.state import Settings, load_checkpoint, new_state
 from asrd.tiny.task import BLOCK, problems
 from asrd.tiny.train import progress_of, train, train_update
-from asrd.tiny.visible import visible_behaviour
 
 
 @pytest.fixture(autouse=True)
@@ -112,15 +111,6 @@ def test_half_of_the_samples_show_numbers_in_the_order_of_computation() -> None:
             hidden = masked[number]
             ordered += bool(hidden.any()) and bool(hidden[int(hidden.int().argmax()) :].all())
     assert 0.35 < ordered / 640 < 0.75
-
-
-def test_visible_behaviour_of_a_model_that_repeats_its_input() -> None:
-    class Parrot(TinyModel):
-        def forward(self, ids, attention_mask=None, last=None):
-            return torch.nn.functional.one_hot(ids[:, -last:], len(VOCABULARY)).float()
-
-    figures = visible_behaviour(Parrot(small_model().shape), list(itertools.islice(problems("test"), 8)))
-    assert (figures.kept, figures.kept_numbers, figures.doubted, figures.corrected) == (1.0, 1.0, 0.0, 0.0)
 
 
 def test_planted_errors_touch_visible_determined_words_only() -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from importlib import metadata
 
-from asrd.cli import compare, demo, generate
+from asrd.cli import compare, demo, diagnose, generate, trace
 
 
 def parser() -> argparse.ArgumentParser:
@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"asrd {metadata.version('asrd')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (demo, generate, compare):
+    for module in (demo, generate, trace, compare, diagnose):
         module.add(commands)
     return top
 

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 
 from asrd.cli.settings import add_model, leave_room, load_model, parse_setting, parse_value
-from asrd.compare import RunSpec, measure, summarise
+from asrd.compare import RunSpec, check_runs, measure, summarise
 from asrd.compare.picture import draw
 from asrd.compare.presets import PRESETS, Part, Table
-from asrd.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save
+from asrd.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save, save_overview
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
 from asrd.tiny.task import LEVELS, held_out
@@ -39,7 +39,9 @@ def add(commands: Any) -> None:
     command.add_argument("--decoders", help=f"of {','.join(DECODERS)} (default: standard,threshold,asrd)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
     command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="a run for each value")
-    command.add_argument("--preset", choices=PRESETS, help="the paper's tables, in place of --decoders and --sweep")
+    command.add_argument(
+        "--preset", choices=PRESETS, help="the paper's tables or what caches cost, in place of --decoders and --sweep"
+    )
     command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
     command.add_argument("--batch-size", type=int, default=32)
     command.add_argument("--out", type=Path, default=Path("asrd-compare"), help="folder (default: asrd-compare)")
@@ -59,6 +61,8 @@ def run(arguments: argparse.Namespace) -> None:
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
     about |= {"n": arguments.n, "batch_size": arguments.batch_size}
+    check_runs(model, [run for _, runs in tables for run in runs])
+    made: list[tuple[str, str, list[Summary]]] = []
     for table, runs in tables:
         folder = arguments.out / table.name if arguments.preset else arguments.out
         try:
@@ -69,9 +73,14 @@ def run(arguments: argparse.Namespace) -> None:
         summaries = summarise(runs, records)
         where = f"{arguments.model}, {arguments.level}, {arguments.n} problems"
         save(summaries, folder, about, table.title)
-        draw(summaries, folder / "results.png", f"{table.title}\n{where}" if table.title else where, table.axis)
+        draw(summaries, folder / "results.png", f"{table.title}\n{where}" if table.title else where, table.axes)
+        made.append((table.name, table.title, summaries))
         show(summaries, table.title)
         print(f"results.csv, results.json, results.md and results.png are in {folder}\n")
+        if arguments.preset:
+            save_overview(arguments.out, about["command"], made)
+    if arguments.preset:
+        print(f"all tables and pictures on one page: {arguments.out / 'results.md'}")
 
 
 def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
@@ -87,8 +96,8 @@ def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
         return [(table, table.runs(common)) for table in PRESETS[arguments.preset]]
     sweeps = dict(parse_sweep(item) for item in arguments.sweep)
     decoders = tuple((arguments.decoders or "standard,threshold,asrd").split(","))
-    axis = next(iter(sweeps)) if len(sweeps) == 1 and "threshold" not in sweeps else None
-    table = Table("results", "", (Part(decoders, sweeps),), seeds=arguments.seeds, axis=axis)
+    axes = tuple(sweeps) if len(sweeps) == 1 and "threshold" not in sweeps else None
+    table = Table("results", "", (Part(decoders, sweeps),), seeds=arguments.seeds, axes=axes)
     return [(table, table.runs(common))]
 
 

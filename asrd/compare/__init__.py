@@ -4,12 +4,13 @@ judge     one decode against the truth: answer, errors, revocations, anchors
 plan      which decoders with which settings: the runs of a comparison
 measure   runs over problems, batch by batch, resuming where it stopped
 report    tables, CSV, JSON
-picture   accuracy against forward passes
+presets   the paper's tables by name
+picture   accuracy and forward passes, as curves, rows or a grid
 """
 
 from asrd.compare.judge import Judge, Verdict
-from asrd.compare.measure import measure
+from asrd.compare.measure import check_runs, measure
 from asrd.compare.plan import RunSpec, plan_runs
 from asrd.compare.report import Summary, summarise
 
-__all__ = ["Judge", "RunSpec", "Summary", "Verdict", "measure", "plan_runs", "summarise"]
+__all__ = ["Judge", "RunSpec", "Summary", "Verdict", "check_runs", "measure", "plan_runs", "summarise"]

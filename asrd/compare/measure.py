@@ -11,9 +11,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from asrd.adapter import ModelAdapter
 from asrd.compare.judge import Judge
 from asrd.compare.plan import RunSpec
-from asrd.generate import fast_generate
+from asrd.config import AsrdConfig
+from asrd.generate import checked_decoder, fast_generate
 from asrd.output import AsrdOutput
 from asrd.tiny.batch import collate
 from asrd.tiny.task import Problem
@@ -49,6 +51,13 @@ def measure(
                 bar.update(len(batch))
             records.append([done[problem.seed] for problem in problems])
     return records
+
+
+def check_runs(model: Any, runs: Sequence[RunSpec]) -> None:
+    """Raise ValueError if a run cannot be made with this model, before any of them begins."""
+    adapter = ModelAdapter(model)
+    for run in runs:
+        checked_decoder(adapter, AsrdConfig(decoder=run.decoder, **run.settings))
 
 
 def read_records(path: Path) -> dict[int, Record]:

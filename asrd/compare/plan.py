@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asrd.config import AsrdConfig
+from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders import find_decoder
 
 
@@ -27,9 +27,19 @@ class RunSpec:
         """For tables: the decoder and what was swept."""
         return " ".join([self.decoder, *(f"{name}={self.settings[name]}" for name in self.swept)])
 
+    @property
+    def name(self) -> str:
+        """Tells rows of a table apart, even where one of them spells out a default."""
+        return json.dumps([self.decoder, dict(self.settings), self.seed], sort_keys=True)
+
+    @property
+    def deviations(self) -> dict[str, Any]:
+        """The settings that are not the default's."""
+        return {name: value for name, value in self.settings.items() if value != FIELDS[name].default}
+
     def key(self, **context: Any) -> str:
-        """A name for files: the same for the same run in the same context (model, level)."""
-        content = {"decoder": self.decoder, "settings": dict(self.settings), "seed": self.seed, **context}
+        """A name for files: the same for runs that decode alike in the same context (model, level)."""
+        content = {"decoder": self.decoder, "settings": self.deviations, "seed": self.seed, **context}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.decoder}-{digest}"
 
@@ -50,5 +60,5 @@ def plan_runs(
             AsrdConfig(**settings)  # raises if a value does not fit
             for seed in seeds:
                 run = RunSpec(decoder, settings, tuple(swept), seed)
-                runs.setdefault(run.key(), run)
+                runs.setdefault(run.name, run)
     return list(runs.values())

@@ -44,10 +44,20 @@ def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]]) -> l
     """One summary a setting, its seeds together, in the order of the runs."""
     groups: dict[str, tuple[RunSpec, list[Sequence[Record]]]] = {}
     for run, found in zip(runs, records, strict=True):
-        groups.setdefault(RunSpec(run.decoder, run.settings).key(), (run, []))[1].append(found)
-    standard = [r["seconds"] for run, seeds in groups.values() if run.decoder == "standard" for s in seeds for r in s]
-    reference = sum(standard) / len(standard) if standard else None
-    return [_summary(run, [r for s in seeds for r in s], len(seeds), reference) for run, seeds in groups.values()]
+        groups.setdefault(RunSpec(run.decoder, run.settings).name, (run, []))[1].append(found)
+    merged = [(run, [record for seed in seeds for record in seed], len(seeds)) for run, seeds in groups.values()]
+    standards = [(run.deviations, found) for run, found, _ in merged if run.decoder == "standard"]
+    return [_summary(run, found, seeds, _reference(run, standards)) for run, found, seeds in merged]
+
+
+def _reference(run: RunSpec, standards: Sequence[tuple[dict[str, Any], Sequence[Record]]]) -> float | None:
+    """Seconds a problem of the standard decoder without a cache, where there are several of the one most like the run:
+    the one with the same block length, say."""
+    own = run.deviations.items()
+    plain = [(settings, found) for settings, found in standards if "kv_cache" not in settings] or standards
+    alike = [(len(settings), found) for settings, found in plain if settings.items() <= own]
+    chosen = max(alike, key=lambda it: it[0])[1] if alike else [record for _, found in plain for record in found]
+    return sum(record["seconds"] for record in chosen) / len(chosen) if chosen else None
 
 
 def _summary(run: RunSpec, records: Sequence[Record], seeds: int, reference: float | None) -> Summary:
@@ -100,15 +110,20 @@ def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     """95 % interval of a proportion."""
     share = successes / n
     centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, (centre - spread) / (1 + z * z / n)), min(1.0, (centre + spread) / (1 + z * z / n))
+    low, high = (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # at 0 and 1 rounding would leave the share outside
 
 
 def at_equal_forwards(summaries: Sequence[Summary], against: str = "threshold") -> list[dict[str, Any]]:
     """For each setting of another decoder: the accuracy of `against` at as many forward passes, between its points.
 
-    Outside the range that the points of `against` span there is nothing to say, and the setting is left out.
+    Outside the range that the points of `against` span there is nothing to say, and the setting is left out. So is all
+    of it where these points differ in more than the threshold.
     """
-    curve = sorted((s.forwards, s.accuracy) for s in summaries if s.decoder == against)
+    points = [s for s in summaries if s.decoder == against]
+    if len({json.dumps({k: v for k, v in s.settings.items() if k != "threshold"}, sort_keys=True) for s in points}) > 1:
+        return []
+    curve = sorted((s.forwards, s.accuracy) for s in points)
     found = []
     for summary in summaries:
         if summary.decoder in (against, "standard") or len(curve) < 2:
@@ -180,3 +195,11 @@ def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], titl
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def save_overview(folder: Path, command: str, made: Sequence[tuple[str, str, Sequence[Summary]]]) -> None:
+    """results.md of a preset: the command, and every table made so far (name, title, rows) with its picture."""
+    parts = [f"    {command}\n"]
+    for name, title, summaries in made:
+        parts.append(f"## {title}\n\n{markdown(summaries)}\n\n![{title}]({name}/results.png)\n")
+    (folder / "results.md").write_text("\n".join(parts), encoding="utf-8")

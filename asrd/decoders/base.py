@@ -39,6 +39,7 @@ class Decoder(ABC):
     asks: tuple[str, ...] = ()  # statistics beyond VocabStats: "margin", "named"; `commit` gets them by these names
     extra_rows = 0  # of the forward, behind the canvas; their statistics are columns G, G + 1, ...
     cacheable = True  # a KV cache may stand in for what is outside the active block
+    capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
 
     rules: Rules
     state: DecodeState

@@ -16,11 +16,12 @@ import torch
 from tqdm import tqdm
 
 from asrd.compare.report import wilson
+from asrd.diagnose.samples import packaged_sample
+from asrd.diagnose.visible import visible_behaviour
+from asrd.load import load
 from asrd.tiny.decode import score
 from asrd.tiny.export import import_weights
-from asrd.tiny.model import TinyModel
 from asrd.tiny.task import LEVELS, SCORING_FROM, Problem, held_out
-from asrd.tiny.visible import visible_behaviour
 
 
 def main() -> None:
@@ -29,25 +30,35 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=200, help="held-out problems (default %(default)s)")
     parser.add_argument("--level", choices=list(LEVELS), default="hard")
     parser.add_argument("--decoders", default="visible,standard,0.9,0.8,0.6", help="visible, standard or thresholds")
-    parser.add_argument("--save", action="store_true", help="write scores.json into each folder")
+    parser.add_argument("--save", action="store_true", help="put them into scores.json of each folder")
     given = parser.parse_args()
     torch.set_num_threads(1)
     some = held_out(given.n, given.level)
     for folder in given.folder:
-        scores: dict[str, Any] = {"level": given.level, "first_seed": SCORING_FROM}
+        kept = folder / "scores.json"
+        scores: dict[str, Any] = json.loads(kept.read_text()) if given.save and kept.exists() else {}
+        scores |= {"level": given.level, "first_seed": SCORING_FROM}
         for name in tqdm(given.decoders.split(","), desc=folder.name):
             label = name if name in ("visible", "standard") else f"threshold {name}"
-            scores[label] = figures(import_weights(folder), some, name)
+            scores[label] = figures(folder, some, name)
             tqdm.write(json.dumps({"model": folder.name, "decoder": label, **scores[label]}))
         if given.save:
-            (folder / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+            kept.write_text(json.dumps(scores, indent=2) + "\n")
 
 
-def figures(model: TinyModel, some: list[Problem], name: str) -> dict[str, Any]:
-    """Of one decoder (`standard` or a threshold), with a 95 % interval of the share of right answers."""
+def figures(folder: Path, some: list[Problem], name: str) -> dict[str, Any]:
+    """Of one decoder (`standard` or a threshold), with a 95 % interval of the share of right answers; or `visible`."""
     if name == "visible":
-        return asdict(visible_behaviour(model, some[:256]))
-    result = score(model, some, None if name == "standard" else float(name))
+        found = visible_behaviour(load(folder)[0], [packaged_sample(problem) for problem in some[:64]])
+        seen = found.overall
+        shares = {"kept": seen.kept, "flipped": seen.flipped["likely"], "corrected": seen.corrected["likely"]}
+        plain = {
+            f"{what}{probe}": e.value
+            for what, es in shares.items()
+            for probe, e in zip(("", "_probe"), es, strict=True)
+        }
+        return plain | {"verdict": found.verdict}
+    result = score(import_weights(folder), some, None if name == "standard" else float(name))
     return asdict(result) | {"interval": wilson(round(result.right * result.problems), result.problems)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,14 +12,16 @@ from kernel_budgets import Variant, excess, key, launches, measure, narrow, read
 from kernel_cases import stats_case
 from kernel_code import TARGETS, Figures, compile_for
 
+from asrd_kernels.vocab_stats_triton import StatsLaunch
+
 ALL = list(variants())
 HINT = "if it is right that it grew, or Triton changed: python benchmarks/kernel_budgets.py --write"
 
 
-def check(variant: Variant) -> None:
+def check(variant: Variant, targets: Sequence[str] = tuple(TARGETS)) -> None:
     budgets = read_budgets()
     complaints = []
-    for _, launch, target, figures in measure([variant], list(TARGETS)):
+    for _, launch, target, figures in measure([variant], list(targets)):
         name = key(launch, variant)
         found = (
             excess(figures, budgets["kernels"].get(name, {}).get(target)),
@@ -55,6 +58,15 @@ def test_growth_spills_and_missing_budgets_are_complaints() -> None:
     assert excess(replace(figures, shared=129), budget) == "shared 129 > 128"
     assert excess(replace(figures, spills=8), budget) == "spills 8"
     assert "no budget" in str(excess(figures, None))
+
+
+def test_a_kernel_that_outgrows_its_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: half the threads for the same chunk, so that each holds twice as many numbers."""
+    greedy = StatsLaunch(chunk=4096, chunks=31, warps=4, merge=32)
+    monkeypatch.setattr("asrd_kernels.vocab_stats_triton.stats_launch", lambda vocab: greedy)
+    (variant,) = (variant for variant in ALL if variant.label == "bf16 V=126464")
+    with pytest.raises(AssertionError, match=r"chunk_kernel bf16 V=126464, sm_80: registers \d+ > \d+"):
+        check(variant, ["sm_80"])
 
 
 def test_a_vocabulary_that_16_does_not_divide_is_read_in_narrow_pieces() -> None:

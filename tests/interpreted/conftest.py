@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
 
@@ -24,3 +25,15 @@ def triton_language_prepared_once_a_launch(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(interpreter, "_patch_lang", lambda kernel: prepare(both))
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel leaves unwritten in memory of its own shows: NaN, or an integer that nothing can be."""
+    empty = torch.empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        fresh = empty(*args, **kwargs)
+        return fresh.fill_(torch.nan) if fresh.is_floating_point() else fresh.fill_(77)
+
+    monkeypatch.setattr(torch, "empty", poisoned)

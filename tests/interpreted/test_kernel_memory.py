@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from kernel_cases import DTYPES, Case, commit_case, embed_case, stats_case
+from kernel_cases import DTYPES, Case, commit_case, embed_case, head_case, stats_case
 from kernel_guard import KernelGuard, MemoryFault
+from kernel_launchers import LAUNCHERS
 
-from asrd_kernels.anchor_embed_triton import anchor_embed_triton
-from asrd_kernels.commit_triton import commit_triton
-from asrd_kernels.vocab_stats_triton import vocab_stats_triton
-
-LAUNCHERS = {"anchor_embed": anchor_embed_triton, "vocab_stats": vocab_stats_triton, "commit": commit_triton}
-LAUNCHES = {"anchor_embed": 1, "vocab_stats": 2, "commit": 1}
+LAUNCHES = {"anchor_embed": 1, "vocab_stats": 2, "commit": 1, "fused_head": 2}
 
 
 def check(case: Case) -> None:
@@ -40,7 +37,7 @@ EMBED: list[dict[str, Any]] = [
     {"batch": 2, "prompt": 3, "length": 33, "dim": 64, "dtype": "fp16", "anchors": 25},  # a ring gone round
     {"batch": 2, "prompt": 3, "length": 33, "dim": 72, "dtype": "fp32", "capacity": 0},
     {"batch": 2, "prompt": 0, "length": 70, "dim": 130, "dtype": "fp32", "capacity": 1, "scope": "sequence"},
-    {"batch": 2, "prompt": 3, "length": 20, "dim": 100, "dtype": "bf16", "probe": "gaussian"},
+    {"batch": 2, "prompt": 3, "length": 20, "dim": 100, "dtype": "bf16", "probe": "none"},
     {"batch": 2, "prompt": 3, "length": 20, "dim": 64, "dtype": "fp16", "probe": "random", "magnitude": "constant"},
     {"batch": 1, "prompt": 2, "length": 8, "dim": 4096, "dtype": "bf16", "anchors": 3, "probe": "parallel"},
 ]
@@ -51,6 +48,11 @@ COMMIT: list[dict[str, Any]] = [
     {"batch": 2, "prompt": 7, "length": 300, "capacity": 3, "anchor_eos": False, "eos_ids": (5, 6)},
     {"batch": 5, "prompt": 2, "length": 33, "capacity": 0, "verify": False, "early_stop": False},
     {"batch": 2, "prompt": 2, "length": 1030, "block_length": 1030, "threshold": 0.0, "window": 1},  # rings overflow
+]
+HEAD: list[dict[str, Any]] = [
+    {"rows": 1, "vocab": 1, "dim": 64, "dtype": "fp32"},
+    {"rows": 33, "vocab": 129, "dim": 100, "dtype": "bf16", "temperature": 0.7},
+    {"rows": 65, "vocab": 1000, "dim": 64, "dtype": "fp16", "unwanted": 3},
 ]
 
 
@@ -77,19 +79,54 @@ def test_commit_stays_in_its_memory(settings: dict[str, Any]) -> None:
     check(commit_case(**settings))
 
 
+@pytest.mark.parametrize("settings", HEAD, ids=named)
+def test_the_fused_head_stays_in_its_memory(settings: dict[str, Any]) -> None:
+    check(head_case(**with_dtype(settings)))
+
+
 def test_rows_that_are_not_wanted_are_not_read() -> None:
     with KernelGuard() as guard:
-        stats_case(4, 5000, torch.float32, unwanted=3).run(vocab_stats_triton)
+        stats_case(4, 5000, torch.float32, unwanted=3).run(LAUNCHERS["vocab_stats"])
     assert guard.launches[0].by_argument()["logits"][0].bytes == 5000 * 4
 
 
-def test_a_position_outside_the_room_is_found_in_a_real_kernel() -> None:
-    case = stats_case(2, 64, torch.float32)
-    narrow = lambda logits, row, position, readout, out: vocab_stats_triton(  # noqa: E731
-        logits, row, position + 2, readout, out
-    )
-    with pytest.raises(MemoryFault, match=r"merge_kernel: program 1 stores outside top1"), KernelGuard():
-        case.run(narrow)
+def position_past_the_room(logits: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
+    LAUNCHERS["vocab_stats"](logits, row, position + 2, readout, out)
+
+
+def nobody_to_key_the_noise(hidden: Any, weight: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
+    LAUNCHERS["fused_head"](hidden, weight, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
+
+
+def anchor_past_the_canvas(state: Any, table: Any, rules: Any, row_ids: Any) -> None:
+    state.ring[-1, 1] = state.length
+    LAUNCHERS["anchor_embed"](state, table, rules, row_ids)
+
+
+def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any) -> None:
+    LAUNCHERS["commit"](state, stats._replace(top1=stats.top1[:, :-1].contiguous()), rules)
+
+
+@pytest.mark.parametrize(
+    ("make", "planted", "complaint"),
+    [
+        (
+            lambda: stats_case(2, 64, torch.float32),
+            position_past_the_room,
+            "merge_kernel: program 1 stores outside top1",
+        ),
+        (
+            lambda: head_case(2, 64, 64, torch.float32, temperature=1.0),
+            nobody_to_key_the_noise,
+            "loads outside row_ids",
+        ),
+        (lambda: embed_case(2, 3, 40, 64, torch.float32, anchors=4), anchor_past_the_canvas, "loads outside tokens"),
+        (lambda: commit_case(2, 3, 40), statistics_of_fewer_positions, "commit_kernel: program 1 loads outside p_top1"),
+    ],
+)
+def test_a_planted_fault_is_found_in_every_real_kernel(make: Any, planted: Any, complaint: str) -> None:
+    with pytest.raises(MemoryFault, match=complaint), KernelGuard():
+        make().run(planted)
 
 
 @pytest.mark.long
@@ -118,3 +155,10 @@ def test_commit_stays_in_its_memory_over_all_shapes(scope: str) -> None:
     for batch, length, capacity, threshold, window in sizes:
         settings = {"capacity": capacity, "threshold": threshold, "window": window, "block_length": 64}
         check(commit_case(batch, 3, length, scope=scope, **settings))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_fused_head_stays_in_its_memory_over_all_shapes(dtype: str) -> None:
+    for rows, vocab, dim, heat in itertools.product((1, 16, 33, 65), (1, 127, 129, 1023), (64, 100), (0.0, 0.7)):
+        check(head_case(rows, vocab, dim, DTYPES[dtype], temperature=heat, unwanted=min(2, rows - 1)))

@@ -1,0 +1,17 @@
+"""Traces: what a decode did, step by step, as JSON lines that can be replayed; docs/trace.md describes them.
+
+read      `Trace`, and `read(path)`
+record    `Recorder`: the inspector behind `fast_generate(trace=..., return_trace=True)`
+schema    the lines as objects, and what a line must look like
+replay    `Canvas`: the lines applied one after the other; refuses what contradicts them
+edits     guidance weights and probe norms, worked out afterwards
+texts     token ids as text
+frames    two pandas tables
+"""
+
+from asrd.trace.read import Trace, read
+from asrd.trace.replay import Canvas, Role
+from asrd.trace.schema import VERSION, Header, RowStep, Step, TraceError
+from asrd.trace.writing import recording
+
+__all__ = ["VERSION", "Canvas", "Header", "Role", "RowStep", "Step", "Trace", "TraceError", "read", "recording"]

@@ -1,0 +1,239 @@
+"""`Recorder`: watches a decode and turns it into the lines of a trace.
+
+Knows the states and statistics of the steps. While the decode runs it only sets copies aside; every `CHUNK` steps it
+works out the events of all of them at once, so a step is slowed by a few small copies, on a GPU without a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from asrd.decoders import AsrdDecoder, Decoder
+from asrd.events import Moment, events_between
+from asrd.inspector import PARTS, Inspector, StepClock
+from asrd.request import Request
+from asrd.trace.edits import edits
+from asrd.trace.schema import VERSION
+from asrd.trace.texts import TokenTexts
+from asrd_kernels import DecodeState, VocabStats
+
+CHUNK = 32
+DIGITS = 4  # of confidence, entropy, guidance, probe and milliseconds
+
+Write = Callable[[dict[str, Any]], None]
+
+
+class Held(NamedTuple):
+    """Copies of a state between two steps; with one more dimension in front, of many."""
+
+    generated: Tensor
+    pending: Tensor
+    trusted: Tensor
+    done: Tensor
+    guided: Tensor
+    entropy: Tensor
+    ring: Tensor
+    active: Tensor
+    counts: Tensor
+    step: Tensor
+
+
+class Read(NamedTuple):
+    """What a step read, [B, G]; with one more dimension in front, what many did."""
+
+    wanted: Tensor
+    top1: Tensor
+    confidence: Tensor
+    entropy: Tensor
+
+
+class Recorder(Inspector):
+    """An inspector that hands each line of the trace to `write` as a JSON object, in order.
+
+    A context manager: on leaving it writes the last line, with the error if there is one.
+    """
+
+    def __init__(self, request: Request, decoder: Decoder, model: str, write: Write, tokenizer: Any = None) -> None:
+        self.request, self.decoder, self.write = request, decoder, write
+        self.clock, self.texts = StepClock(), TokenTexts(tokenizer, request.prompt)
+        self.written = 0
+        self.states: list[Held] = [_hold(decoder.state)]  # one more than there are readings
+        self.readings: list[Read] = []
+        self.write(self._header(model))
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+        """Note who is wanted; the statistics will stand in `stats`."""
+        self.wanted, self.stats = decoder.wanted()[:, : decoder.state.length].clone(), stats
+        self.clock.begin(decoder, stats)
+
+    def mark(self, part: str) -> None:
+        """For the clock."""
+        self.clock.mark(part)
+
+    def __call__(self, state: DecodeState) -> None:
+        length = state.length
+        top1, confidence, entropy, _ = (values[:, :length].clone() for values in self.stats)
+        self.readings.append(Read(self.wanted, top1, confidence, entropy))
+        self.states.append(_hold(state))
+        if len(self.readings) == CHUNK:
+            self._flush()
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if self.readings:
+            self._flush()
+        end: dict[str, Any] = {"end": self.written, "tokens": self.states[-1].generated.tolist()}
+        if error is not None:
+            end["error"] = f"{type(error).__name__}: {error}"
+        self.write(end)
+
+    def _header(self, model: str) -> dict[str, Any]:
+        request, rules, reads = self.request, self.request.rules, self.decoder.reads
+        prompt, width = request.prompt.tolist(), request.prompt.shape[1]
+        padding = torch.zeros(len(prompt)) if request.attention is None else (request.attention[:, :width] == 0).sum(1)
+        header: dict[str, Any] = {
+            "asrd_trace": VERSION,
+            "version": metadata.version("asrd"),
+            "model": model,
+            "decoder": request.config.decoder,
+            "settings": {name: value for name, value in request.config.settings().items() if name in reads},
+            "prompt": prompt,
+            "padding": padding.long().tolist(),
+            "length": request.length,
+            "block_length": rules.block_length,
+            "capacity": rules.capacity,
+            "mask": rules.mask_id,
+            "pad": rules.pad_id,
+            "eos": list(rules.eos_ids),
+            "forwards_per_step": 2 if request.cfg_scale > 0 else 1,
+            "parts": list(PARTS),
+        }
+        ids = [rules.mask_id, rules.pad_id, *rules.eos_ids, *(token for row in prompt for token in row)]
+        return header | ({"texts": texts} if (texts := self.texts.new(ids)) else {})
+
+    def _flush(self) -> None:
+        """Write the steps set aside since the last time."""
+        states = Held(*(torch.stack(values) for values in zip(*self.states, strict=True)))
+        read = Read(*(torch.stack(values) for values in zip(*self.readings, strict=True)))
+        before = Held(*(values[:-1] for values in states))
+        weights = self._edits(before)
+        rows = _Rows(
+            Held(*(values.cpu() for values in before)),
+            Held(*(values[1:].cpu() for values in states)),
+            Read(*(values.cpu() for values in read)),
+            tuple(values.cpu() for values in weights),
+            self.request,
+        )
+        for index, times in zip(range(len(self.readings)), self.clock.take(), strict=False):
+            if found := rows.of(index):
+                self.written += 1
+                record = {"step": self.written, "ms": [round(time, DIGITS) for time in times], "rows": found}
+                ids = [token for row in found for token in (*row.get("top1", ()), *row.get("draft", ((), ()))[1])]
+                self.write(record | ({"texts": texts} if (texts := self.texts.new(ids)) else {}))
+        self.states, self.readings = self.states[-1:], []
+
+    def _edits(self, before: Held) -> tuple[Tensor, ...]:
+        """Guidance weight and probe norm [T, B, G] of each step, where the decoder has such things."""
+        if not isinstance(self.decoder, AsrdDecoder):
+            return ()
+        shape = before.entropy.shape
+        many = replace(
+            self.decoder.state,
+            tokens=before.generated.flatten(0, 1),
+            pending=before.pending.flatten(0, 1),
+            guided=before.guided.flatten(0, 1),
+            entropy=before.entropy.flatten(0, 1),
+            ring=before.ring.flatten(0, 1),
+            counts=before.counts.transpose(0, 1).flatten(1),
+            step=before.step.flatten(0, 1),
+        )
+        row_ids = self.request.readout.row_ids.repeat(shape[0])
+        return tuple(values.view(shape) for values in edits(many, self.decoder.table, self.request.rules, row_ids))
+
+
+class _Rows:
+    """The rows of T steps as JSON objects, from states before and after them, [T, B, ...] on the CPU."""
+
+    def __init__(self, before: Held, after: Held, read: Read, weights: tuple[Tensor, ...], request: Request) -> None:
+        rules = request.rules
+        self.live, self.batch = (~before.done).tolist(), before.done.shape[1]
+        events = events_between(
+            1, Moment(*before[:4]), Moment(*after[:4]), rules.mask_id, rules.eos_ids if rules.early_stop else ()
+        )
+        live, tokens = ~before.done[..., None], after.generated
+        numbers = [_rounded(values) for values in (read.confidence, read.entropy, *weights)]
+        self.read = _Ragged(read.wanted & live, read.top1, *numbers)
+        self.draft, self.replace = _Ragged(events.drafted & live, tokens), _Ragged(events.replaced & live, tokens)
+        kept = events.checked & ~events.pending & ~events.filled & ~events.revoked
+        self.lists = {
+            "revoke": _Ragged(events.revoked & live),
+            "keep": _Ragged(kept & live),
+            "pend": _Ragged(events.pending & ~events.checked & live),
+            "anchor": _Ragged(events.promoted & live),
+        }
+        self.fill = _Ragged(events.filled & live)
+        self.block, self.done = before.active.tolist(), after.done.tolist()
+        self.counts = after.counts.transpose(1, 2).tolist()
+        self.ring, self.capacity, self.pad = after.ring.tolist(), rules.capacity, rules.pad_id
+
+    def of(self, step: int) -> list[dict[str, Any]]:
+        """The rows that were not done before the step."""
+        return [self._row(step, row) for row in range(self.batch) if self.live[step][row]]
+
+    def _row(self, step: int, row: int) -> dict[str, Any]:
+        index, counts = step * self.batch + row, self.counts[step][row]
+        record: dict[str, Any] = {"row": row, "block": self.block[step][row], "counts": counts}
+        at, top1, confidence, entropy, *weights = self.read[index]
+        if at:
+            record |= {"at": at, "top1": top1, "confidence": confidence, "entropy": entropy}
+            for name, values in zip(("guidance", "probe"), weights, strict=False):
+                if any(values):
+                    record[name] = values
+        for name, pairs in (("draft", self.draft[index]), ("replace", self.replace[index])):
+            if pairs[0]:
+                record[name] = pairs
+        for name, lists in self.lists.items():
+            if positions := lists[index][0]:
+                record[name] = positions
+        if "anchor" in record and self.capacity:
+            record["cache"] = self._cache(self.ring[step][row], counts[2])
+        if filled := self.fill[index][0]:
+            record["fill"] = [filled[0], self.pad]
+        if self.done[step][row]:
+            record["done"] = True
+        return record
+
+    def _cache(self, ring: list[int], promotions: int) -> list[int]:
+        """The ring from the oldest to the latest."""
+        oldest = promotions % self.capacity if promotions > self.capacity else 0
+        return [*ring[oldest : min(promotions, self.capacity)], *ring[:oldest]]
+
+
+class _Ragged:
+    """Where a mask [T, B, G] is set, and what values [T, B, G] have there, as lists by t * B + b."""
+
+    def __init__(self, mask: Tensor, *values: Tensor) -> None:
+        self.ends = [0, *mask.sum(2).flatten().cumsum(0).tolist()]
+        self.columns = [mask.nonzero()[:, 2].tolist(), *(value[mask].tolist() for value in values)]
+
+    def __getitem__(self, index: int) -> list[list[Any]]:
+        begin, end = self.ends[index : index + 2]
+        return [column[begin:end] for column in self.columns]
+
+
+def _hold(state: DecodeState) -> Held:
+    return Held(*(getattr(state, name).clone() for name in Held._fields))
+
+
+def _rounded(values: Tensor) -> Tensor:
+    """To `DIGITS` decimals, such that they are short when written down; never below 0."""
+    scale = 10.0**DIGITS
+    return values.double().mul_(scale).round_().clamp_(min=0.0).div_(scale)

@@ -1,0 +1,143 @@
+"""`Canvas`: one row of a decode, moved on by the steps of a trace; refuses a step that contradicts what stands there.
+
+Knows what each event presupposes. Knows no decoder: the same rules hold for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from asrd.trace.schema import Header, RowStep, TraceError
+
+
+class Role(StrEnum):
+    """What a position is after a step."""
+
+    PROMPT = "prompt"
+    MASK = "mask"
+    DRAFT = "draft"  # committed in this step, and neither pending nor an anchor
+    PENDING = "pending"  # may still be taken back
+    ANCHOR = "anchor"
+    REVOKED = "revoked"  # taken back in this step; a mask again
+    FINAL = "final"
+
+
+class Canvas:
+    """The generated positions of one row: their tokens and roles, the anchor cache and the counters."""
+
+    def __init__(self, header: Header, row: int) -> None:
+        self.header, self.row = header, row
+        self.tokens = [header.mask] * header.length
+        self.pending: set[int] = set()
+        self.anchors: set[int] = set()
+        self.cache: list[int] = []
+        self.counts = (0, 0, 0)
+        self.done = False
+        self._roles: dict[int, Role] = {}  # where this step says it, not what stands there
+        self._end = header.length
+
+    @property
+    def roles(self) -> list[Role]:
+        """[G], after the latest step."""
+        return [self._role(position) for position in range(self.header.length)]
+
+    def _role(self, position: int) -> Role:
+        if position in self._roles:
+            return self._roles[position]
+        if self.tokens[position] == self.header.mask:
+            return Role.MASK
+        if position in self.anchors and position < self._end:
+            return Role.ANCHOR
+        return Role.PENDING if position in self.pending else Role.FINAL
+
+    def apply(self, step: RowStep) -> None:
+        """Move on by a step of this row."""
+        if self.done:
+            raise self._fault("is done already")
+        self._roles = {}
+        self._write(step)
+        self._end_text(step)
+        self._assess(step)
+        self._remember(step)
+        self.done = step.done
+        for position, _ in (*step.draft, *step.replace):
+            if position not in self.pending and position not in self.anchors:
+                self._roles[position] = Role.DRAFT
+
+    def _write(self, step: RowStep) -> None:
+        mask = self.header.mask
+        for position, _ in step.draft:
+            if self.tokens[position] != mask:
+                raise self._fault(f"draft at position {position}, where token {self.tokens[position]} stands already")
+        for position in (*(place for place, _ in step.replace), *step.revoke):
+            if self.tokens[position] == mask:
+                raise self._fault(f"replace or revoke at position {position}, where no token stands")
+        for position, token in (*step.draft, *step.replace):
+            if token == mask:
+                raise self._fault(f"position {position} gets token {token}, which is the mask")
+            self.tokens[position] = token
+        for position in step.revoke:
+            if position in self.anchors:
+                raise self._fault(f"revoke at position {position}, which is an anchor")
+            self.tokens[position] = mask
+            self.pending.discard(position)
+            self._roles[position] = Role.REVOKED
+
+    def _end_text(self, step: RowStep) -> None:
+        if step.fill is None:
+            return
+        first, token = step.fill
+        if not step.done:
+            raise self._fault(f"fill from position {first}, but the row is not done")
+        if token != self.header.pad:
+            raise self._fault(f"fill with token {token}, but padding is {self.header.pad}")
+        if first == 0 or self.tokens[first - 1] not in self.header.eos:
+            raise self._fault(f"fill from position {first}, but no end of text stands before it")
+        self._end = first
+        self.tokens[first:] = [token] * (self.header.length - first)
+        self.pending = {position for position in self.pending if position < first}
+
+    def _assess(self, step: RowStep) -> None:
+        for position in step.keep:
+            if position not in self.pending:
+                raise self._fault(f"keep at position {position}, which is not pending")
+            self.pending.discard(position)
+        for name, positions, already in (("pend", step.pend, self.pending), ("anchor", step.anchor, self.anchors)):
+            for position in positions:
+                if self.tokens[position] == self.header.mask:
+                    raise self._fault(f"{name} at position {position}, where no token stands")
+                if position in already:
+                    raise self._fault(f"{name} at position {position}, twice")
+                already.add(position)
+
+    def _remember(self, step: RowStep) -> None:
+        """The anchor cache is first in, first out; the counters count what never stood on a canvas, too."""
+        cache = [*self.cache, *step.anchor][-self.header.capacity :] if self.header.capacity else []
+        if list(step.cache if step.cache is not None else self.cache) != cache:
+            shown = "not given" if step.cache is None else list(step.cache)
+            raise self._fault(f"cache is {shown}, but by its promotions it should be {cache}")
+        self.cache = cache
+        seen = (len(step.draft) + len(step.replace), len(step.revoke), len(step.anchor))
+        grown = tuple(now - then for now, then in zip(step.counts, self.counts, strict=True))
+        if any(g < s for g, s in zip(grown, seen, strict=True)) or grown[2] != seen[2]:
+            raise self._fault(
+                f"counts grow by {list(grown)}, but the step shows {list(seen)} commits, revocations, promotions"
+            )
+        self.counts = step.counts
+
+    def _fault(self, what: str) -> TraceError:
+        return TraceError(f"row {self.row}: {what}")
+
+
+def apply_all(canvases: list[Canvas], rows: Iterable[RowStep]) -> None:
+    """Move all rows on by one step; rows that are not done must all be in it."""
+    seen = set()
+    for row in rows:
+        if row.row in seen:
+            raise TraceError(f"row {row.row} comes twice in one step")
+        seen.add(row.row)
+        canvases[row.row].apply(row)
+    for canvas in canvases:
+        if not canvas.done and canvas.row not in seen:
+            raise TraceError(f"row {canvas.row} is missing, but it is not done")

@@ -1,0 +1,53 @@
+"""`recording`: a decode's trace goes to memory, to a file line by line, or to both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from asrd.decoders import Decoder
+from asrd.request import Request
+from asrd.trace.read import Trace
+from asrd.trace.record import Recorder
+
+as_line = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class Recording:
+    """A recorder at work; `trace` is there when it has finished, if it was to be kept in memory."""
+
+    def __init__(self, recorder: Recorder, records: list[dict[str, Any]] | None) -> None:
+        self.recorder, self._records = recorder, records
+
+    @property
+    def trace(self) -> Trace | None:
+        """What was kept."""
+        return None if self._records is None else Trace(self._records)
+
+
+@contextmanager
+def recording(
+    request: Request, decoder: Decoder, model: Any, tokenizer: Any, path: str | Path | None, keep: bool
+) -> Iterator[Recording]:
+    """Record what happens within; the file is opened, and its first line written, before anything does."""
+    records: list[dict[str, Any]] = []
+    with ExitStack() as open_things:
+        file = None if path is None else open_things.enter_context(open(path, "w", encoding="utf-8", buffering=1))
+
+        def write(record: dict[str, Any]) -> None:
+            if keep:
+                records.append(record)
+            if file is not None:
+                file.write(as_line(record) + "\n")
+
+        recorder = open_things.enter_context(Recorder(request, decoder, name_of(model), write, tokenizer))
+        yield Recording(recorder, records if keep else None)
+
+
+def name_of(model: Any) -> str:
+    """What the model was loaded from, or its class; a packaged model by its short name."""
+    source = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    return Path(source).name if source.startswith("/") else source or type(model).__name__

@@ -1,0 +1,110 @@
+// Heatmap: roles over positions (across) and forward passes (down), on a canvas. A pixel a cell is painted once and
+// scaled; what moves (the clock's line, the chosen position) is drawn over it.
+
+const TALL = 240; // pixels
+const MARK_FROM = 6; // pixels of a cell from which on roles are marked in it as well
+
+class Heatmap {
+  constructor(replay, handlers) {
+    this.replay = replay;
+    this.canvas = make("canvas", { role: "img", "aria-label": this._summary() });
+    const caption = make("figcaption", {}, make("b", { text: "roles" }), make("span", { text: `${replay.length} positions → ${replay.count * replay.perStep} forward passes ↓` }));
+    this.element = make("figure", { class: "heatmap" }, caption, this.canvas);
+    this.canvas.addEventListener("pointermove", (event) => handlers.hover(this._cell(event), event));
+    this.canvas.addEventListener("pointerleave", () => handlers.leave());
+    this.canvas.addEventListener("click", (event) => handlers.pick(this._cell(event)));
+  }
+
+  _summary() {
+    const { count, perStep, totals } = this.replay, last = totals[count];
+    return `role of each position after each forward pass: ${count * perStep} passes, ${last.anchors} anchors, ${last.revoked} tokens taken back`;
+  }
+
+  // Paint everything that does not move: after a change of size or theme.
+  paint() {
+    const { replay } = this, { length, count } = replay;
+    this.width = this.canvas.clientWidth || 600;
+    this.height = TALL;
+    this.cellWidth = this.width / length;
+    this.cellHeight = this.height / Math.max(count, 1);
+    this.context = fitCanvas(this.canvas, this.width, this.height);
+    const palette = ROLES.map((role) => rgb(colour(`heat-${role.name}`)));
+    const image = new ImageData(length, Math.max(count, 1));
+    for (let i = 0; i < count * length; i++) image.data.set(palette[replay.roles[length + i]], 4 * i);
+    this.picture = document.createElement("canvas");
+    this.picture.width = length;
+    this.picture.height = Math.max(count, 1);
+    this.picture.getContext("2d").putImageData(image, 0, 0);
+    this.scaled = document.createElement("canvas");
+    this.scaled.width = this.canvas.width;
+    this.scaled.height = this.canvas.height;
+    this._scale(this.scaled.getContext("2d"));
+  }
+
+  _scale(context) {
+    const { replay, cellWidth, cellHeight } = this, ratio = window.devicePixelRatio || 1;
+    context.scale(ratio, ratio);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.picture, 0, 0, this.width, replay.count * cellHeight);
+    context.fillStyle = colour("line");
+    for (let edge = replay.header.block_length; edge < replay.length; edge += replay.header.block_length) {
+      context.fillRect(Math.round(edge * cellWidth) - 0.5, 0, 1, replay.count * cellHeight);
+    }
+    this._marks(context);
+  }
+
+  // Revocations are few and matter most: always crossed out. Anchors get a diamond where there is room.
+  _marks(context) {
+    const { replay, cellWidth, cellHeight } = this, size = Math.min(cellWidth, cellHeight);
+    context.lineWidth = 1.4;
+    for (let step = 1; step <= replay.count; step++) {
+      const events = replay.steps[step - 1], y = (step - 0.5) * cellHeight;
+      context.strokeStyle = colour("heat-cross");
+      for (const place of events.revoke || []) {
+        const x = (place + 0.5) * cellWidth, r = Math.max(2.2, Math.min(4, size / 2 - 1));
+        context.beginPath();
+        context.moveTo(x - r, y - r); context.lineTo(x + r, y + r);
+        context.moveTo(x + r, y - r); context.lineTo(x - r, y + r);
+        context.stroke();
+      }
+      if (size < MARK_FROM) continue;
+      context.fillStyle = colour("heat-cross");
+      for (const place of events.anchor || []) {
+        const x = (place + 0.5) * cellWidth, r = Math.min(3, size / 2 - 1);
+        context.beginPath();
+        context.moveTo(x, y - r); context.lineTo(x + r, y); context.lineTo(x, y + r); context.lineTo(x - r, y);
+        context.fill();
+      }
+    }
+  }
+
+  show(step, chosen) {
+    if (!this.context) return;
+    const { context, cellWidth, cellHeight, replay } = this, y = step * cellHeight;
+    context.clearRect(0, 0, this.width, this.height);
+    context.drawImage(this.scaled, 0, 0, this.width, this.height);
+    context.fillStyle = colour("veil");
+    context.fillRect(0, y, this.width, replay.count * cellHeight - y);
+    context.fillStyle = colour("ink");
+    context.fillRect(0, Math.min(y, this.height - 2), this.width, step ? 2 : 0);
+    if (chosen !== null) {
+      context.strokeStyle = colour("ink");
+      context.lineWidth = 1.5;
+      const width = Math.max(cellWidth, 3);
+      context.strokeRect((chosen + 0.5) * cellWidth - width / 2, 0.75, width, replay.count * cellHeight - 1.5);
+    }
+  }
+
+  _cell(event) {
+    const box = this.canvas.getBoundingClientRect(), { replay } = this;
+    const place = Math.floor(((event.clientX - box.left) / box.width) * replay.length);
+    const step = Math.floor((event.clientY - box.top) / this.cellHeight) + 1;
+    if (place < 0 || place >= replay.length || step < 1 || step > replay.count) return null;
+    return { place, step };
+  }
+}
+
+function rgb(hex) {
+  const value = parseInt(hex.slice(1), 16);
+  return [(value >> 16) & 255, (value >> 8) & 255, value & 255, 255];
+}

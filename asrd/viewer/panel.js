@@ -1,0 +1,150 @@
+// Panel: one decoder's decode: its name, counters, text, heat map and charts, at a step of its own.
+
+const MASK_SIGN = "··";
+
+class Panel {
+  constructor(trace, replay, ticks, index, handlers) {
+    this.replay = replay;
+    this.verdict = trace.verdict;
+    this.handlers = handlers;
+    this.step = -1;
+    this.chosen = null;
+    const name = this.replay.header.decoder;
+    this.name = name;
+    this.badge = make("span", { class: "badge", hidden: "" });
+    this.counters = {};
+    this.text = make("div", { class: "text", role: "listbox", tabindex: "0", id: `text-${index}`, "aria-label": `text of ${name}; arrow keys go from token to token` });
+    this.heatmap = new Heatmap(this.replay, {
+      hover: (cell, event) => this._hoverCell(cell, event),
+      leave: () => handlers.leave(),
+      pick: (cell) => cell && handlers.pick(this, cell.place, cell.step * this.replay.perStep),
+    });
+    this.charts = new Charts(this.replay, ticks);
+    const title = make("div", { class: "panel-title" }, make("h2", { text: name }), make("span", { class: "settings", text: settingsOf(this.replay.header) }), this.badge);
+    this.element = make("article", { class: "panel", "aria-label": `decoder ${name}` }, title, this._counters(), this.text, this.heatmap.element, this.charts.element);
+    this._cells(index);
+    this._listen();
+  }
+
+  _counters() {
+    const names = { passes: "forward passes", rate: "tokens / pass", pending: "pending", anchors: "anchors", revoked: "taken back" };
+    const list = make("dl", { class: "counters" });
+    for (const [key, label] of Object.entries(names)) {
+      this.counters[key] = make("dd", { text: "0" });
+      list.append(make("div", { class: `counter-${key}` }, make("dt", { text: label }), this.counters[key]));
+    }
+    return list;
+  }
+
+  _cells(index) {
+    this.cells = [];
+    const all = document.createDocumentFragment();
+    for (let place = 0; place < this.replay.length; place++) {
+      const gap = document.createTextNode(" ");
+      const token = make("span", { class: "tok", role: "option", id: `tok-${index}-${place}`, "aria-selected": "false", data: { place } });
+      token.dataset.ghost = this._ghost(place);
+      this.cells.push({ gap, token, role: -1, id: -1 });
+      all.append(gap, token);
+    }
+    this.text.append(all);
+  }
+
+  // A mask is as wide as the token that will stand there in the end, so that the text stays where it is.
+  _ghost(place) {
+    const { replay } = this;
+    return place >= replay.end || !replay.count ? MASK_SIGN : replay.text(replay.tokens[replay.count * replay.length + place]).trim() || MASK_SIGN;
+  }
+
+  _listen() {
+    const place = (event) => (event.target.dataset.place === undefined ? null : Number(event.target.dataset.place));
+    this.text.addEventListener("pointerover", (event) => {
+      if (event.pointerType === "mouse" && place(event) !== null) this.handlers.hover(this, place(event), event.target.getBoundingClientRect());
+    });
+    this.text.addEventListener("pointerout", () => this.handlers.leave());
+    this.text.addEventListener("click", (event) => place(event) !== null && this.handlers.pick(this, place(event), null));
+    this.text.addEventListener("keydown", (event) => this._key(event));
+    this.text.addEventListener("blur", () => this._activate(null));
+  }
+
+  _key(event) {
+    const moves = { ArrowRight: 1, ArrowLeft: -1 };
+    if (event.key in moves) {
+      const from = this.active === null || this.active === undefined ? (moves[event.key] > 0 ? -1 : this.replay.length) : this.active;
+      this._activate(Math.min(Math.max(from + moves[event.key], 0), this.replay.length - 1));
+    } else if (event.key === "Enter" && this.active !== null && this.active !== undefined) {
+      this.handlers.pick(this, this.active, null);
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  // The token that the keyboard has reached; its label is made only when somebody is there to hear it.
+  _activate(place) {
+    if (this.active !== null && this.active !== undefined) this.cells[this.active].token.classList.remove("active");
+    this.active = place;
+    if (place === null) { this.text.removeAttribute("aria-activedescendant"); return; }
+    const { token } = this.cells[place], role = ROLES[this.replay.role(this.step, place)], reading = this.replay.reading(this.step, place);
+    const certain = reading ? `, predicted ${word(this.replay.text(reading.token))} with confidence ${number(reading.confidence)}` : "";
+    token.setAttribute("aria-label", `position ${place}: ${token.textContent.trim() || "mask"}, ${role.label}${certain}`);
+    token.classList.add("active");
+    token.scrollIntoView({ block: "nearest" });
+    this.text.setAttribute("aria-activedescendant", token.id);
+  }
+
+  _hoverCell(cell, event) {
+    if (!cell || event.pointerType !== "mouse") { this.handlers.leave(); return; }
+    const box = { left: event.clientX, width: 0, top: event.clientY - 6, bottom: event.clientY + 10 };
+    this.handlers.hover(this, cell.place, box, cell.step);
+  }
+
+  choose(place) {
+    if (this.chosen !== null) { this.cells[this.chosen].token.classList.remove("chosen"); this.cells[this.chosen].token.setAttribute("aria-selected", "false"); }
+    this.chosen = place;
+    if (place !== null) { this.cells[place].token.classList.add("chosen"); this.cells[place].token.setAttribute("aria-selected", "true"); }
+    this.heatmap.show(this.step, this.chosen);
+  }
+
+  paint() { this.heatmap.paint(); this.heatmap.show(Math.max(this.step, 0), this.chosen); }
+
+  show(tick) {
+    const step = this.replay.at(tick);
+    if (step === this.step) return;
+    this.step = step;
+    for (let place = 0; place < this.cells.length; place++) this._cell(place);
+    const { replay } = this, total = replay.totals[step], decided = replay.length - total.roles[MASK] - total.roles[REVOKED] - total.roles[PENDING];
+    const text = step === replay.count ? Math.min(replay.end, replay.length) : decided;
+    const done = step === replay.count;
+    this.counters.passes.textContent = `${step * replay.perStep}`;
+    this.counters.passes.dataset.of = `/ ${replay.count * replay.perStep}`;
+    this.counters.rate.textContent = step ? number(text / (step * replay.perStep), 1) : "–";
+    this.counters.pending.textContent = total.roles[PENDING];
+    this.counters.anchors.textContent = total.anchors;
+    this.counters.revoked.textContent = total.revoked;
+    this.element.classList.toggle("done", done);
+    this.badge.hidden = !done;
+    this.badge.textContent = replay.error || this.verdict || "done";
+    this.badge.dataset.good = String(!replay.error && !String(this.verdict).startsWith("wrong"));
+    this.heatmap.show(step, this.chosen);
+    this.charts.show(step);
+  }
+
+  // Only what has changed is touched.
+  _cell(place) {
+    const { replay, step } = this, cell = this.cells[place], role = replay.role(step, place), id = replay.token(step, place);
+    const padded = replay.padded(step, place), kind = padded ? 9 : role;
+    if (cell.role === kind && (cell.id === id || role === MASK)) return;
+    cell.role = kind;
+    cell.id = id;
+    const text = replay.text(id), lines = (text.match(/\n/g) || []).length;
+    cell.gap.data = role === MASK || padded ? " " : lines ? "\n".repeat(Math.min(lines, 2)) : /^\s/.test(text) ? " " : "";
+    cell.token.textContent = padded || role === MASK ? "" : text.trim() || "␣";
+    cell.token.dataset.role = padded ? "padding" : ROLES[role].name;
+  }
+}
+
+// The settings that are not as usual would need the defaults; the few that steer a decoder are shown instead.
+function settingsOf(header) {
+  const names = ["threshold", "window", "alpha", "beta", "factor", "threshold_back", "saber_n", "steps", "alg", "kv_cache", "cfg_scale", "temperature"];
+  const shown = names.filter((name) => header.settings[name] !== undefined && header.settings[name] !== null && header.settings[name] !== 0);
+  return shown.map((name) => `${name} ${header.settings[name]}`).join(" · ");
+}

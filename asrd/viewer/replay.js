@@ -1,0 +1,132 @@
+// Replay: one row of a trace as arrays over steps and positions. Knows the format (docs/trace.md), no page.
+
+const MASK = 0, DRAFT = 1, PENDING = 2, ANCHOR = 3, REVOKED = 4, FINAL = 5;
+const ROLES = [
+  { name: "mask", label: "mask", meaning: "no token yet" },
+  { name: "draft", label: "draft", meaning: "committed in this pass" },
+  { name: "pending", label: "pending", meaning: "may still be taken back" },
+  { name: "anchor", label: "anchor", meaning: "trusted; guides the masks" },
+  { name: "revoked", label: "taken back", meaning: "failed its check in this pass" },
+  { name: "final", label: "final", meaning: "stands" },
+];
+
+class Replay {
+  constructor(records, row) {
+    this.header = records[0];
+    this.row = row;
+    this.length = this.header.length;
+    this.perStep = this.header.forwards_per_step;
+    this.texts = Object.assign({}, ...records.map((record) => record.texts || {}));
+    this.steps = []; // of this row, from 1 on
+    this.times = [];
+    for (const record of records) {
+      const found = record.rows && record.rows.find((r) => r.row === row);
+      if (found) {
+        this.steps.push(found);
+        this.times.push(record.ms);
+      }
+    }
+    this.count = this.steps.length;
+    this.error = (records[records.length - 1] || {}).error || null;
+    this.end = this.length; // where padding begins
+    this._run();
+  }
+
+  _run() {
+    const { length, count, header } = this, size = (count + 1) * length;
+    this.tokens = new Int32Array(size).fill(header.mask, 0, length);
+    this.roles = new Uint8Array(size);
+    this.totals = [{ roles: [length, 0, 0, 0, 0, 0], drafted: 0, revoked: 0, anchors: 0, cache: [] }];
+    const pending = new Uint8Array(length), anchors = new Uint8Array(length);
+    for (let step = 1; step <= count; step++) {
+      const events = this.steps[step - 1], offset = step * length, tokens = this.tokens;
+      tokens.copyWithin(offset, offset - length, offset);
+      const fresh = new Set();
+      for (const [places, ids] of [events.draft || [[], []], events.replace || [[], []]]) {
+        places.forEach((place, i) => { tokens[offset + place] = ids[i]; fresh.add(place); });
+      }
+      for (const place of events.revoke || []) { tokens[offset + place] = header.mask; pending[place] = 0; }
+      if (events.fill) {
+        this.end = events.fill[0];
+        tokens.fill(events.fill[1], offset + this.end, offset + length);
+        pending.fill(0, this.end);
+      }
+      for (const place of events.keep || []) pending[place] = 0;
+      for (const place of events.pend || []) pending[place] = 1;
+      for (const place of events.anchor || []) anchors[place] = 1;
+      const revoked = new Set(events.revoke || []), roles = [0, 0, 0, 0, 0, 0];
+      for (let place = 0; place < length; place++) {
+        let role = FINAL;
+        if (revoked.has(place)) role = REVOKED;
+        else if (tokens[offset + place] === header.mask) role = MASK;
+        else if (anchors[place] && !(events.fill && place >= this.end)) role = ANCHOR;
+        else if (pending[place]) role = PENDING;
+        else if (fresh.has(place)) role = DRAFT;
+        this.roles[offset + place] = role;
+        roles[role]++;
+      }
+      const [drafted, taken, promoted] = events.counts;
+      const cache = events.cache || this.totals[step - 1].cache;
+      this.totals.push({ roles, drafted, revoked: taken, anchors: promoted, cache });
+    }
+  }
+
+  // The step that the clock of forward passes has reached.
+  at(tick) { return Math.min(Math.floor(tick / this.perStep), this.count); }
+
+  role(step, place) { return this.roles[step * this.length + place]; }
+
+  // The token to show: what stands there, or what has just been taken back.
+  token(step, place) {
+    return this.tokens[(this.role(step, place) === REVOKED ? step - 1 : step) * this.length + place];
+  }
+
+  padded(step, place) { return step === this.count && place >= this.end; }
+
+  text(token) { return token in this.texts ? this.texts[token] : ` #${token}`; }
+
+  prompt() {
+    const ids = this.header.prompt[this.row].slice(this.header.padding[this.row]);
+    return ids.map((token) => this.text(token)).join("").trim();
+  }
+
+  // What a step read at a position: prediction, confidence, entropy, guidance, probe; null if it did not look.
+  reading(step, place) {
+    const events = step > 0 ? this.steps[step - 1] : null, at = (events && events.at) || [];
+    let low = 0, high = at.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (at[middle] < place) low = middle + 1; else high = middle;
+    }
+    if (at[low] !== place) return null;
+    const of = (name) => (events[name] ? events[name][low] : 0);
+    return { token: of("top1"), confidence: of("confidence"), entropy: of("entropy"), guidance: of("guidance"), probe: of("probe") };
+  }
+
+  // What happened to a position in a step, in words' keys.
+  happened(step, place) {
+    const events = this.steps[step - 1], found = [];
+    for (const name of ["draft", "replace"]) if (events[name] && events[name][0].includes(place)) found.push(name);
+    for (const name of ["anchor", "pend", "keep", "revoke"]) if (events[name] && events[name].includes(place)) found.push(name);
+    if (events.fill && place >= events.fill[0]) found.push("fill");
+    return found;
+  }
+
+  // Every step that read or changed a position.
+  history(place) {
+    const lines = [];
+    for (let step = 1; step <= this.count; step++) {
+      const reading = this.reading(step, place), events = this.happened(step, place);
+      if (reading || events.length) lines.push({ step, reading, events, role: this.role(step, place), token: this.token(step, place) });
+    }
+    return lines;
+  }
+
+  // Mean milliseconds of a step by part.
+  meanTimes() {
+    return this.header.parts.map((name, i) => ({
+      name,
+      ms: this.times.reduce((sum, times) => sum + times[i], 0) / Math.max(this.count, 1),
+    }));
+  }
+}

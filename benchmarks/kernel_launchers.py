@@ -1,0 +1,18 @@
+"""The Triton launcher of each operation, by name. Importing it imports Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asrd_kernels.anchor_embed_triton import anchor_embed_triton
+from asrd_kernels.commit_triton import commit_triton
+from asrd_kernels.fused_head_triton import fused_head_triton
+from asrd_kernels.vocab_stats_triton import vocab_stats_triton
+
+LAUNCHERS: dict[str, Callable[..., Any]] = {
+    "anchor_embed": anchor_embed_triton,
+    "vocab_stats": vocab_stats_triton,
+    "commit": commit_triton,
+    "fused_head": fused_head_triton,
+}

@@ -1,0 +1,44 @@
+"""A step by Triton is four launches outside the model (row gather and LM head apart), and the host reads nothing."""
+
+from __future__ import annotations
+
+import pytest
+from kernel_launches import PARTS, count_step
+
+from asrd import loop
+from asrd_kernels import DecodeState, dispatch
+
+OURS = {"embed": 1, "statistics": 2, "commit": 1}
+
+
+def test_a_step_by_triton_is_four_launches_and_no_host_read() -> None:
+    launches, reads = count_step("triton")
+    assert {part: launches[part] for part in OURS} == OURS
+    assert launches["LM head"] == 1
+    assert launches["other"] == 0
+    assert reads == {}
+
+
+def test_the_eager_step_is_counted_beside_it() -> None:
+    launches, reads = count_step("torch")
+    assert all(launches[part] > 10 * OURS[part] for part in OURS)
+    assert set(launches) == {*PARTS, "other"}
+    assert reads == {}
+
+
+def test_a_planted_read_and_a_planted_launch_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pick, commit = loop.pick_slots, dispatch.commit
+
+    def curious(decoder: loop.Decoder) -> object:
+        assert bool(decoder.state.done.any()) in (True, False)
+        return pick(decoder)
+
+    def twice(state: DecodeState, *rest: object) -> None:
+        commit(state, *rest)
+        commit(state, *rest)
+
+    monkeypatch.setattr(loop, "pick_slots", curious)
+    monkeypatch.setattr(dispatch, "commit", twice)
+    launches, reads = count_step("triton")
+    assert launches["commit"] == 2
+    assert reads == {"slots": 1}
