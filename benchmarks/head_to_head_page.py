@@ -96,8 +96,8 @@ def verdicts(rows: Sequence[Row], entries: Sequence[dict[str, Any]]) -> list[str
     if wide:
         first, second = _podium(wide)
         said.append(
-            "On the wide random-weight model at length 256, batch 1, at the forward passes that `tiny` took, the fastest"
-            f" is {_speed(first)}, {_against(first, second)}. Random weights have no accuracy; a cache without"
+            "On the wide random-weight model at length 256, batch 1, at the forward passes that `tiny` took, the"
+            f" fastest is {_speed(first)}, {_against(first, second)}. Random weights have no accuracy; a cache without"
             " kv_refresh is refreshed when the block changes only, whether or not that was as right on `tiny`."
         )
     return said
