@@ -53,10 +53,11 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Decode or read, then write the page."""
+    verdicts: list[str | None] = []
     if arguments.source:
         if arguments.prompt is not None or arguments.against:
             raise ValueError("--from shows what was decoded before: leave out the prompt and --against")
-        traces, verdicts = [read(path) for path in arguments.source], []
+        traces = [read(path) for path in arguments.source]
     else:
         traces, verdicts = decode(arguments)
     html = page(traces, verdicts, title=f"asrd trace: {' beside '.join(t.header.decoder for t in traces)}")
