@@ -126,7 +126,7 @@ def _check(
     free = torch.tensor([sample.free or (False,) * length for sample in some])
     scene = draw_scene(stage, truth, free, rng)
     here = torch.zeros_like(scene.state.pending).scatter_(1, scene.planted[:, None], True)
-    others = scene.state.pending & ~here
+    others = scene.state.pending & ~here & ~free.to(here.device)  # of a free word another may be as right
     prompt = torch.tensor(numbers)[:, None].expand(-1, length)
 
     def check(state: DecodeState, where: Tensor) -> Checks:
