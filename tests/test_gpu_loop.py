@@ -25,6 +25,7 @@ from asrd import graph, loop
 from asrd.adapter import ModelAdapter
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, AsrdDecoder, Decoder, find_decoder
+from asrd.inspector import Inspector
 from asrd.loop import Run, decode, pick_slots
 from asrd.request import prepare
 from asrd_kernels import VocabStats
@@ -303,12 +304,6 @@ def compiled_inside(model: Any) -> Any:
     return model
 
 
-class Looker:
-    def mark(self, part: str) -> None: ...
-
-    def __call__(self, state: Any) -> None: ...
-
-
 class Stubborn(AsrdDecoder):
     capturable = False
 
@@ -320,7 +315,7 @@ class Stubborn(AsrdDecoder):
         (on_two_devices, {}, r"LlamaForCausalLM is spread over several devices \(cpu, meta\)"),
         (compiled_inside, {}, r"LlamaForCausalLM is compiled by torch.compile, which may record graphs of its own"),
         (None, {"kv_cache": "prefix"}, r"with kv_cache='prefix' the host decides in each step what is computed"),
-        (None, {"observers": [Looker()]}, r"an observer looks into the steps"),
+        (None, {"observers": [Inspector()]}, r"an observer looks into the steps"),
         (None, {"decoder": "stubborn"}, r"Stubborn says that its steps cannot be captured"),
     ],
 )

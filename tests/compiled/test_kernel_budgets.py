@@ -19,6 +19,7 @@ ALL = list(variants())
 HINT = "if it is right that it grew, or Triton changed: python benchmarks/kernel_budgets.py --write"
 
 SPILLING = {  # a few bytes, in variants that few will run; anything else must not spill
+    ("commit_kernel G=1024 scope=sequence anchor_eos=False eos_ids=(5, 6)", "sm_90"),
     ("commit_kernel G=32 verify=False eos_ids=()", "sm_80"),
     ("commit_kernel G=512 scope=sequence anchor_eos=False eos_ids=(5, 6)", "sm_90"),
     ("embed_kernel fp32 D=4096 none", "sm_90"),
