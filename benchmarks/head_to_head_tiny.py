@@ -45,6 +45,8 @@ FULL: Plan = [
         for name in ("threshold", "asrd")
         for cache, refresh in (("prefix", 4), ("prefix", 2), ("dual", None), ("dual", 4), ("dual", 2))
     ),
+    *(("asrd", {"threshold": bound, "beta": 0.0}) for bound in (0.8, 0.9)),  # the probe does harm on `tiny`
+    *(("asrd", {"threshold": 0.9, "beta": 0.0, "kv_cache": "dual", "kv_refresh": refresh}) for refresh in (None, 4)),
     *(("factor", {"factor": factor}) for factor in (0.5, 1.0)),
     *(
         ("factor", {"factor": 0.5, "kv_cache": cache, "kv_refresh": refresh})
