@@ -127,8 +127,7 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
 
 def pick_slots(decoder: Decoder) -> tuple[Tensor, Tensor]:
     """Row and position [B * W] of the wanted positions and, one past the last, of the unused slots: a fixed shape."""
-    slots = decoder.slots()
-    return torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1]), slots.flatten()
+    return decoder.picked()
 
 
 def pick_wanted(decoder: Decoder) -> tuple[Tensor, Tensor]:
@@ -152,8 +151,10 @@ def gather(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> tuple[Ten
     """Rows [N, D] of the body's output for generated positions (and rows behind them); with classifier-free guidance
     those of the second half, too."""
     request = run.request
-    column = position + request.prompt.shape[1] - run.adapter.shift * (position < request.length)
-    column = column.clamp(max=hidden.shape[1] - 1)
+    column = position + request.prompt.shape[1]
+    if run.adapter.shift:
+        column = column - run.adapter.shift * (position < request.length)
+    column = column.clamp(max=hidden.shape[1] - 1)  # unused slots
     here, column = row.to(hidden.device), column.to(hidden.device)
     blind = hidden[here + hidden.shape[0] // 2, column] if request.cfg_scale > 0 else None
     return hidden[here, column], blind

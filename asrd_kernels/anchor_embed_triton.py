@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from asrd_kernels.anchor_embed import FLAT, HUGE, anchor_embed_torch
+from asrd_kernels.compiler_triton import at_most
 from asrd_kernels.philox_triton import as_int64, uniform_token
 from asrd_kernels.precise_triton import divide
 from asrd_kernels.state import DecodeState, Rules
@@ -41,15 +42,22 @@ class EmbedLaunch:
     positions: int
     dims: int
     warps: int
+    registers: int  # a thread's, at most
 
 
 def embed_launch(dim: int, itemsize: int) -> EmbedLaunch:
-    """A row at 16 elements a thread; beyond D = 8192 the registers do not hold it and the code, still right, spills."""
+    """A row at 16 elements a thread, 8 if 16 does not divide it: accesses are then narrow, and each has an address of
+    its own. Beyond D = 8192 the registers do not hold a row and the code, still right, spills."""
     row = max(64, triton.next_power_of_2(dim))
-    warps = min(16, max(4, row // 512))
-    anchors = {2: 2 if row == 8192 else 4, 4: 4, 8: 1}[itemsize]  # more, and the compiler spills
-    positions = 16 if (row, itemsize) == (256, 4) else 32  # as here
-    return EmbedLaunch(row, anchors, positions, dims=min(128, row), warps=warps)
+    positions = 16 if (row, itemsize) == (256, 4) else 32  # more, here and of the anchors, and the compiler spills
+    if dim % 16 == 0:
+        warps = min(16, max(4, row // 512))
+        anchors = {2: 2 if row == 8192 else 4, 4: 4, 8: 1}[itemsize]
+        registers = {2: 64 if row == 8192 else 80, 4: 128, 8: 128 if row == 8192 else 168}[itemsize]
+    else:
+        warps = min(16, max(4, row // 256))
+        anchors, registers = 1, 255 if warps == 4 else 128
+    return EmbedLaunch(row, anchors, positions, min(128, row), warps, registers)
 
 
 @triton.jit
@@ -187,7 +195,7 @@ def _launch(
         canvas - length, length, dim, vocab, ring.shape[1] - 1, mask_id, tiles, parts,
         seed, alpha, beta, table.stride(0), table.stride(1),
         CONSTANT=constant, PROBE=probe, ROW=how.row, ANCHORS=how.anchors, POSITIONS=how.positions, DIMS=how.dims,
-        num_warps=how.warps, enable_fp_fusion=False,
+        num_warps=how.warps, enable_fp_fusion=False, **at_most(how.registers),
     )  # fmt: skip
     return out
 

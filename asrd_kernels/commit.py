@@ -2,6 +2,8 @@
 
 Verify, draft, revoke within the budget, extend the histories, promote anchors, record entropies, end the text, and
 find the next active block. Rows never influence each other; a done row does not change.
+
+A loop that reads a fixed number of slots a row hands in where they stand, and gets those of the coming step.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats
+from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, wanted_slots
 
 
-def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules) -> None:
-    """Apply the statistics [B, G] of the wanted positions to the state, in place."""
+def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None) -> None:
+    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise `slots` [B, W], if given."""
     length, tokens, guided, positions = state.length, state.generated, state.guided, state.positions
     top1, confidence, entropy, _ = stats
     state.step.add_(~state.done)
@@ -55,6 +57,8 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules) -> None:
     recorded = guided.clone()
     live = conclude(state, masked | revoked, pending, rules)
     state.entropy.copy_(torch.where(recorded & live, entropy, NO_ENTROPY))
+    if slots is not None:
+        slots.copy_(wanted_slots(state, rules))
 
 
 def with_best(chosen: Tensor, active: Tensor, confidence: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """`commit` as one Triton launch, one program a row: the decisions of `commit_torch`, in place.
 
 A row is read tile by tile, so any length fits, in three passes: (1) count and find what takes the whole row to know;
-(2) decide and write; (3) end the text, or narrow the guided masks to the next active block, now that it is known.
+(2) decide and write; (3) end the text, or narrow the guided masks to the next active block, now that it is known. If
+the loop reads slots, a fourth one fills them: PICK is 0 (no slots), 1 (two blocks a row) or 2 (all positions).
 Done rows, which are fixed points, are left alone. Numbers are compared and counted, never computed with.
 
 Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile. Guided
@@ -11,7 +12,9 @@ positions hold the mask token; `Rules` and `DecodeState` say what the rest means
 # No `from __future__ import annotations` here: Triton reads the annotations of a kernel's arguments.
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from asrd_kernels.compiler_triton import at_most
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats
 
 _NO_ENTROPY = tl.constexpr(NO_ENTROPY)
@@ -54,14 +57,14 @@ def _read(
     return b_tokens, b_top1, b_confidence, b_run, b_guided, b_active, b_confident, b_candidates
 
 
-@triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "window", "capacity"])
+@triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "window", "capacity", "width"])
 def commit_kernel(
     p_tokens, p_pending, p_guided, p_trusted, p_last, p_run, p_entropy, p_ring, p_active, p_step, p_counts, p_done,
-    p_top1, p_confidence, p_new_entropy,
+    p_top1, p_confidence, p_new_entropy, p_slots,
     s_tokens, s_ring, s_top1, s_confidence, s_new_entropy, rows, length, block_length,
-    mask_id, pad_id, threshold: tl.float64, window, capacity,
+    mask_id, pad_id, threshold: tl.float64, window, capacity, width,
     SCOPED: tl.constexpr, RESET: tl.constexpr, ANCHOR_EOS: tl.constexpr, VERIFY: tl.constexpr,
-    EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, TILE: tl.constexpr,
+    EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, PICK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One row. s_ are the strides between rows; tensors of the state without one are contiguous [rows, length]."""
     row = tl.program_id(0).to(tl.int64)
@@ -111,6 +114,7 @@ def commit_kernel(
 
     # Decide and write; `guided` holds all masks for the moment
     first_open, first_mask, first_end, failed, promoted = length, length, length, 0, anchors_before
+    first_pending = length
     for start in range(0, length, TILE):
         o_ = start + tl.arange(0, TILE)
         m_ = o_ < length
@@ -145,6 +149,8 @@ def commit_kernel(
         promoted += _count(b_anchors)
         first_open = tl.minimum(first_open, tl.min(tl.where(b_masked | b_pending, o_, length), 0))
         first_mask = tl.minimum(first_mask, tl.min(tl.where(b_masked, o_, length), 0))
+        if PICK == 1:
+            first_pending = tl.minimum(first_pending, tl.min(tl.where(b_pending, o_, length), 0))
         if EARLY_STOP:
             first_end = tl.minimum(first_end, tl.min(tl.where(_is_any(b_tokens, EOS_IDS), o_, length), 0))
     ended = first_end < first_open
@@ -165,6 +171,19 @@ def commit_kernel(
         if SCOPED:
             b_later = o_ >= (next_active + 1) * block_length  # no mask is left of the active block
             tl.store(p_guided + o_, tl.zeros([TILE], tl.int1), mask=m_ & b_later)
+    if PICK > 0:
+        tl.debug_barrier()  # every warp has written `pending` and `guided`
+        checked = tl.where(first_pending < length, first_pending // block_length, 0)
+        for start in range(0, width, TILE):
+            o_slot = start + tl.arange(0, TILE)
+            o_ = o_slot
+            m_ = o_slot < width
+            if PICK == 1:  # those of the active block, then those of the block that is checked, if it is another
+                b_second = o_slot >= block_length
+                o_ = o_slot + tl.where(b_second, checked - 1, next_active) * block_length
+                m_ = m_ & (o_ < length) & ~(b_second & (checked == next_active))
+            b_wanted = tl.load(p_guided + o_, mask=m_, other=0) | tl.load(p_pending + o_, mask=m_, other=0)
+            tl.store(p_slots + row * width + o_slot, tl.where(b_wanted, o_, length), mask=o_slot < width)
     tl.store(p_step + row, step)
     tl.store(p_active + row, next_active)
     tl.store(p_done + row, ~live)
@@ -179,21 +198,26 @@ def launch_config(length: int) -> dict[str, int]:
     return {"TILE": tile, "num_warps": tile // 64}
 
 
-def commit_triton(state: DecodeState, stats: VocabStats, rules: Rules) -> None:
-    """Apply the statistics [B, G] of the wanted positions to the state, in place."""
+def commit_triton(state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None) -> None:
+    """As `commit_torch`; slots are contiguous."""
     rows, length = state.pending.shape
     top1, confidence, entropy, _ = stats
+    width = 0 if slots is None else slots.shape[1]
     commit_kernel[(rows,)](
         state.generated, state.pending, state.guided, state.trusted, state.last, state.run, state.entropy, state.ring,
         state.active, state.step, state.counts, state.done, top1, confidence, entropy,
+        state.ring if slots is None else slots,
         state.tokens.stride(0), state.ring.stride(0), top1.stride(0), confidence.stride(0), entropy.stride(0),
         rows, length, rules.block_length, rules.mask_id, rules.pad_id, rules.threshold, rules.window, rules.capacity,
+        width,
         SCOPED=rules.scope == "block",
         RESET=rules.revoked_history == "reset",
         ANCHOR_EOS=rules.anchor_eos or not rules.eos_ids,
         VERIFY=rules.verify,
         EARLY_STOP=rules.early_stop and bool(rules.eos_ids),
         EOS_IDS=rules.eos_ids,
+        PICK=0 if slots is None else 2 if width == length else 1,
         enable_fp_fusion=False,
         **launch_config(length),
+        **at_most(128),
     )  # fmt: skip

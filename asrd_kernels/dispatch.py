@@ -82,11 +82,13 @@ def fused_head(
     fused_head_triton(hidden, weight, row, position, readout, out)
 
 
-def commit(state: DecodeState, stats: VocabStats, rules: Rules, impl: str = "auto") -> None:
+def commit(
+    state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None, impl: str = "auto"
+) -> None:
     """See `commit_torch`."""
     if resolve_impl(impl, state.tokens.device) == "torch":
-        commit_torch(state, stats, rules)
+        commit_torch(state, stats, rules, slots)
         return
     from asrd_kernels.commit_triton import commit_triton
 
-    commit_triton(state, stats, rules)
+    commit_triton(state, stats, rules, slots)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
+from asrd_kernels.compiler_triton import on_rocm
 from asrd_kernels.fused_head import check_head
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
 from asrd_kernels.philox_triton import as_int64, gumbel
@@ -35,11 +36,15 @@ class HeadLaunch:
 
 
 def head_launch(rows: int, vocab: int, itemsize: int) -> HeadLaunch:
-    """128 bytes of a row at a time, a cache line; more float32 rows than 32 do not fit in sm_80's registers."""
+    """128 bytes of a row at a time, a cache line; more float32 rows than 32 do not fit in sm_80's registers.
+
+    Two of the choices are there because the sampled float32 kernel spills otherwise: 64 bytes for 16 rows (sm_100), and
+    256 threads also where a warp has 64 (gfx942)."""
     tile, chunks = row_tile(rows, itemsize), triton.cdiv(vocab, COLUMN_TILE)
     merge = max(16, triton.next_power_of_2(chunks))
-    warps = 8 if tile * itemsize >= 128 else 4
-    return HeadLaunch(tile, 128 // itemsize, warps, chunks, merge, merge_warps=4 if merge > 256 else 1)
+    warps = 8 if tile * itemsize >= 128 and not (itemsize == 4 and on_rocm()) else 4
+    depth = 16 if (tile, itemsize) == (16, 4) else 128 // itemsize
+    return HeadLaunch(tile, depth, warps, chunks, merge, merge_warps=4 if merge > 256 else 1)
 
 
 @triton.jit

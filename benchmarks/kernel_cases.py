@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_state
+from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_state, wanted_slots
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
@@ -120,7 +120,8 @@ def embed_case(
 ) -> Case:
     """`anchor_embed` of a canvas [batch, prompt + length]."""
     rules = _rules(settings, length)
-    state = a_state(batch, prompt, length, rules, vocab, anchors, device=device)
+    precision = torch.promote_types(dtype, torch.float32)
+    state = a_state(batch, prompt, length, rules, vocab, anchors, precision, device=device)
     table = torch.randn(vocab, dim, generator=torch.Generator().manual_seed(1)).to(device=device, dtype=dtype)
     row_ids = torch.arange(batch, device=device)
     needed = int(state.tokens.unique().numel())  # rows of the table; anchors are on the canvas too
@@ -130,11 +131,19 @@ def embed_case(
     return Case("anchor_embed", label, lambda op: op(state, table, rules, row_ids), compulsory)
 
 
-def commit_case(batch: int, prompt: int, length: int, *, device: str = "cpu", **settings: Any) -> Case:
+def commit_case(
+    batch: int,
+    prompt: int,
+    length: int,
+    *,
+    precision: torch.dtype = torch.float32,
+    device: str = "cpu",
+    **settings: Any,
+) -> Case:
     """`commit` of random statistics to a canvas [batch, prompt + length]."""
     rules = _rules(settings, length)
-    state = a_state(batch, prompt, length, rules, 1000, None, device=device)
-    room = _room(batch, length, torch.float32, device)
+    state = a_state(batch, prompt, length, rules, 1000, None, precision, device=device)
+    room = _room(batch, length, precision, device)
     draw = torch.Generator().manual_seed(2)
     room.top1.copy_(torch.randint(3, 1000, room.top1.shape, generator=draw))
     room.confidence.copy_(torch.rand(room.confidence.shape, generator=draw))
@@ -142,13 +151,15 @@ def commit_case(batch: int, prompt: int, length: int, *, device: str = "cpu", **
     stats = VocabStats(*(values[:, :length] for values in room))
     label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
     mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
+    slots = wanted_slots(state, rules)
+    mine.append(slots)
     before = [tensor.clone() for tensor in mine]
 
     def reset() -> None:
         for tensor, value in zip(mine, before, strict=True):
             tensor.copy_(value)
 
-    return Case("commit", label, lambda op: op(state, stats, rules), None, reset)
+    return Case("commit", label, lambda op: op(state, stats, rules, slots), None, reset)
 
 
 def _rules(settings: dict[str, Any], length: int) -> Rules:
@@ -165,6 +176,7 @@ def a_state(
     rules: Rules,
     vocab: int,
     anchors: int | None,
+    precision: torch.dtype = torch.float32,
     *,
     device: str = "cpu",
 ) -> DecodeState:
@@ -172,7 +184,7 @@ def a_state(
     anchors (`anchors` of them in each row, or i in row i)."""
     draw = torch.Generator().manual_seed(batch * 1000 + length)
     ids = torch.randint(3, vocab, (batch, prompt), generator=draw)
-    state = new_state(ids.to(device), length, rules)
+    state = new_state(ids.to(device), length, rules, precision)
     active = 1 if length > rules.block_length else 0
     first, end = active * rules.block_length, min((active + 1) * rules.block_length, length)
     drafted = torch.arange(length, device=device) < (first + end + 1) // 2

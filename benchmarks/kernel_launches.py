@@ -84,7 +84,8 @@ def a_step() -> tuple[loop.Run, AsrdDecoder]:
 
 def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
     """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton"."""
-    run, decoder = a_step()
+    with patch.object(dispatch, "resolve_impl", lambda *_: impl):
+        run, decoder = a_step()
     tally, adapter = Tally(), run.adapter
     run = replace(run, pick=tally.within("slots", run.pick))
     room = new_stats(decoder.state)

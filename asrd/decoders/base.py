@@ -90,6 +90,11 @@ class Decoder(ABC):
         columns = torch.arange(wanted.shape[1], device=wanted.device)
         return torch.where(wanted, columns, wanted.shape[1])
 
+    def picked(self) -> tuple[Tensor, Tensor]:
+        """Row and position [B * W] of the slots."""
+        slots = self.slots()
+        return torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1]), slots.flatten()
+
     def named(self) -> Tensor:
         """[B, G + extra_rows] token ids whose probabilities the statistic "named" is; by default those that stand."""
         return self.state.generated

@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_state, new_stats
+from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_state, new_stats, wanted_slots
 from asrd_kernels.commit_triton import commit_triton, launch_config
 
 RUNS = 40
@@ -93,9 +93,13 @@ def run(seed: int, length: int, most_steps: int = MOST_STEPS) -> Counter[str]:
     for step in range(1, min(length + 1, most_steps) + 1):
         draw_stats(stats, state, rules, vocab, random_tensors)
         before, by_kernel = copy.deepcopy(state), copy.deepcopy(state)
+        slots = torch.where(state.done[:, None], length, -7).repeat(1, wanted_slots(state, rules).shape[1])  # poisoned
+        kept = slots if seed % 4 else None  # a loop without slots hands none in
         commit_torch(state, stats, rules)
-        commit_triton(by_kernel, stats, rules)
-        assert differences(by_kernel, state, rules) == [], f"step {step} of run({seed}, {length}) with {rules}"
+        commit_triton(by_kernel, stats, rules, kept)
+        where = f"step {step} of run({seed}, {length}) with {rules}"
+        assert differences(by_kernel, state, rules) == [], where
+        assert kept is None or kept.equal(wanted_slots(state, rules)), where
         happened += events(before, state, stats, rules)
     return happened
 

@@ -103,8 +103,12 @@ def anchor_past_the_canvas(state: Any, table: Any, rules: Any, row_ids: Any) -> 
     LAUNCHERS["anchor_embed"](state, table, rules, row_ids)
 
 
-def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any) -> None:
-    LAUNCHERS["commit"](state, stats._replace(top1=stats.top1[:, :-1].contiguous()), rules)
+def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any, slots: Any) -> None:
+    LAUNCHERS["commit"](state, stats._replace(top1=stats.top1[:, :-1].contiguous()), rules, slots)
+
+
+def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
+    LAUNCHERS["commit"](state, stats, rules, slots[:1])
 
 
 @pytest.mark.parametrize(
@@ -122,6 +126,7 @@ def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any) -> None:
         ),
         (lambda: embed_case(2, 3, 40, 64, torch.float32, anchors=4), anchor_past_the_canvas, "loads outside tokens"),
         (lambda: commit_case(2, 3, 40), statistics_of_fewer_positions, "commit_kernel: program 1 loads outside p_top1"),
+        (lambda: commit_case(2, 3, 40), slots_of_fewer_rows, "commit_kernel: program 1 stores outside p_slots"),
     ],
 )
 def test_a_planted_fault_is_found_in_every_real_kernel(make: Any, planted: Any, complaint: str) -> None:
