@@ -38,7 +38,7 @@ from asrd.tiny.provenance import git_commit
 STAGES = ("accuracy", "tiny", "length", "batch", "parts")
 LENGTHS = (Case(1, 128), Case(1, 256), Case(1, 512, rounds=2), Case(1, 1024, steps=8, rounds=2))
 BATCHES = (Case(4, 256, steps=8, rounds=2), Case(16, 256, steps=4, rounds=2))  # and batch 1 is among the lengths
-TINY_PARTS = Case(1, 128)
+TINY_PARTS = Case(1, 128, steps=32, rounds=9)  # on one thread: two do not help so small a model, and add noise
 GROWTH = {  # shown over length and batch; the table at length 256 has them all
     (None, None), ("standard", None), ("standard", "dual"), ("threshold", None), ("threshold", "dual"),
     ("asrd", None), ("asrd", "prefix"), ("asrd", "dual"), ("wino", None), ("saber", None),
@@ -80,17 +80,19 @@ def main(words: list[str] | None = None) -> None:
     entries = store.get("accuracy", [plan, n, on_tiny.weights()], work)
     chosen = on_tiny.worth_timing(entries)
     rows: list[dict[str, Any]] = []
+    run_offs: list[str] = []
     if "tiny" in stages:
         for batch, threads, rounds in tiny_cases(quick, arguments.threads):
             work = partial(on_tiny.time_settings, chosen, batch, threads, rounds, plain_steps=6 if quick else None)
             name = f"tiny, batch {batch}, {threads} thread(s)"
             rows += page.tiny_rows(chosen, store.get(name, [chosen, batch, threads, rounds], work), batch, threads)
+            run_offs.append(run_off(store, chosen, rows, batch, threads, 2 if quick else 32 if batch == 1 else 12))
         torch.set_num_threads(arguments.threads)
     rows += wide_rows(store, arguments, contenders(chosen))
     about = machine() | {"command": shlex.join(["python", *sys.argv]), "threads": arguments.threads, "quick": quick}
     about["loads"] = {name: round(kept["load_before"], 2) for name, kept in store.content.items()}
     about["seconds"] = {name: round(kept["seconds"]) for name, kept in store.content.items()}
-    print(page.save(arguments.out, about, entries, rows), end="")
+    print(page.save(arguments.out, about, entries, rows, run_offs), end="")
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
@@ -113,7 +115,19 @@ def tiny_cases(quick: bool, threads: int) -> list[tuple[int, int, int]]:
     """Batch, threads and rounds. At batch 1 so small a model may be faster with one thread, so both are shown."""
     if quick:
         return [(1, threads, 1), (2, threads, 1)]
-    return [*((1, number, 4) for number in dict.fromkeys((1, threads))), (on_tiny.BATCH, threads, 2)]
+    return [*((1, number, 12) for number in dict.fromkeys((1, threads))), (on_tiny.BATCH, threads, 3)]
+
+
+def run_off(
+    store: Store, chosen: list[dict[str, Any]], rows: list[dict[str, Any]], batch: int, threads: int, rounds: int
+) -> str:
+    """The fastest of `tiny` and the next once more, alone and over many rounds: who wins, in a sentence."""
+    two = page.finalists(chosen, rows, batch, threads)
+    if len(two) < 2:
+        return ""
+    name = f"run-off, batch {batch}, {threads} thread(s)"
+    work = partial(on_tiny.time_settings, two, batch, threads, rounds, plain=False)
+    return page.run_off_sentence(two, store.get(name, [two, batch, threads, rounds], work), batch, threads)
 
 
 def contenders(chosen: list[dict[str, Any]]) -> list[Contender]:
@@ -156,9 +170,10 @@ def wide_rows(store: Store, arguments: argparse.Namespace, everyone: list[Conten
         found = store.get(f"wide, batch {case.batch}, length {case.length}", [size, some, case, threads], work)
         rows += page.wide_rows("wide", some, found, case, threads)
     if "parts" in stages and not quick:
+        torch.set_num_threads(1)
         work = partial(time_case, asrd.load("tiny")[0], everyone, TINY_PARTS)
-        found = store.get("parts, tiny", [everyone, threads, on_tiny.weights()], work)
-        rows += page.wide_rows("tiny, paced", everyone, found, TINY_PARTS, threads)
+        found = store.get("parts, tiny", [everyone, TINY_PARTS, on_tiny.weights()], work)
+        rows += page.wide_rows("tiny, paced", everyone, found, TINY_PARTS, threads=1)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,12 +147,54 @@ def _against(first: Row, second: Row | None) -> str:
     return f"{lead:.2f} times the next ({min(leads):.2f} - {max(leads):.2f}), {name_of(second)}"
 
 
+def finalists(chosen: Sequence[dict[str, Any]], rows: Sequence[Row], batch: int, threads: int) -> list[dict[str, Any]]:
+    """The two fastest entries at equal accuracy in one case of `tiny`, each of a decoder of its own."""
+    mine = [row for row in rows if (row["model"], row["batch"], row["threads"]) == ("tiny", batch, threads)]
+    of = {(entry["decoder"], entry["cache"], words(entry["settings"])): entry for entry in chosen}
+    best: dict[str, dict[str, Any]] = {}
+    for row in sorted((row for row in mine if row["as_right"]), key=lambda row: -row["ratio"]):
+        best.setdefault(row["decoder"], of[row["decoder"], row["cache"], row["settings"]])
+    return list(best.values())[:2]
+
+
+def run_off_sentence(
+    two: Sequence[dict[str, Any]], rounds: list[list[dict[str, float]]], batch: int, threads: int
+) -> str:
+    """Who of two is faster, from the ratio within each round."""
+    speeds = [[each["tokens"] / each["seconds"] for each in one] for one in rounds]
+    ratios = [one / other for one, other in speeds]
+    low, high = median_interval(ratios)
+    names = [name_of({**entry, "settings": words(entry["settings"])}) for entry in two]
+    verdict = "" if low > 1 or high < 1 else ": not told apart"
+    return (
+        f"Run-off on `tiny`, batch {batch}, {threads} thread(s), {len(rounds)} rounds: {names[0]} is"
+        f" {statistics.median(ratios):.2f} times as fast as {names[1]} (95 % interval of the median {low:.2f} -"
+        f" {high:.2f}){verdict}."
+    )
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """An interval that has the median with at least 95 % probability, whatever the distribution (order statistics);
+    all of the range if the values are too few."""
+    n, ranked, cut, tail = len(values), sorted(values), 0, 0.0
+    while (tail := tail + math.comb(n, cut) / 2**n) <= 0.025:
+        cut += 1
+    cut = max(cut - 1, 0)
+    return ranked[cut], ranked[n - 1 - cut]
+
+
 # --- the page ---
 
 
-def save(folder: Path, about: dict[str, Any], entries: Sequence[dict[str, Any]], rows: Sequence[Row]) -> str:
+def save(
+    folder: Path,
+    about: dict[str, Any],
+    entries: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
+    run_offs: Sequence[str] = (),
+) -> str:
     """results.md, .json, .csv and the pictures; returns what results.md says."""
-    said = verdicts(rows, entries)
+    said = verdicts(rows, entries) + [sentence for sentence in run_offs if sentence]
     content = {"about": about, "verdicts": said, "accuracy": list(entries), "rows": list(rows)}
     (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n")
     with (folder / "results.csv").open("w", newline="") as file:

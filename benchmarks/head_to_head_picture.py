@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 from head_to_head_clock import PARTS
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator
 
 from asrd.compare.picture import COLOURS, MARKERS
 
@@ -64,7 +65,9 @@ def _draw_growth(rows: Sequence[Row], axis: str, title: str, path: Path) -> None
     for panel, what in zip(panels, ("tokens per second", "times LLaDA's own loop (range over rounds)"), strict=True):
         panel.set(xscale="log", yscale="log", xlabel=axis, ylabel=what)
         panel.set_xticks(ticks, [str(tick) for tick in ticks])
-        panel.minorticks_off() if axis == "batch" else panel.xaxis.set_minor_locator(plt.NullLocator())
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.suptitle(f"wide model of random weights, {title}, forward passes as on tiny")

@@ -170,13 +170,15 @@ def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def time_settings(
-    entries: Sequence[dict[str, Any]], batch: int, threads: int, rounds: int, plain_steps: int | None = None
-) -> list[list[dict[str, float]]]:
-    """Seconds and tokens of LLaDA's loop and then of each entry, in each round; a round is one batch for all."""
+    entries: Sequence[dict[str, Any]], batch: int, threads: int, rounds: int, plain_steps: int | None = None,
+    plain: bool = True,
+) -> list[list[dict[str, float]]]:  # fmt: skip
+    """Seconds and tokens of LLaDA's loop (if `plain`) and then of each entry, in each round; a round is one batch for
+    all."""
     torch.set_num_threads(threads)
     model, _ = asrd.load(MODEL)
     problems = held_out(batch * rounds)
-    contenders: list[Callable[[Sequence[Problem]], int]] = [lambda some: _plain(model, some, plain_steps)]
+    contenders: list[Callable[[Sequence[Problem]], int]] = [lambda some: _plain(model, some, plain_steps)] * plain
     contenders += [lambda some, entry=entry: _ours(model, some, entry) for entry in entries]  # type: ignore[misc]
     for contender in contenders:
         contender(problems[:1])  # probes of the model, first allocations

@@ -9,7 +9,7 @@ import pytest
 import torch
 from head_to_head_clock import Clock
 from head_to_head_loop import PlainLoop
-from head_to_head_page import tiny_rows, verdicts
+from head_to_head_page import finalists, median_interval, run_off_sentence, tiny_rows, verdicts
 from head_to_head_tiny import sign_test, worth_timing
 from head_to_head_wide import BLOCK, Case, Contender, Wide, make_plan, time_once
 
@@ -117,3 +117,33 @@ def test_the_verdict_names_the_fastest_that_is_as_right_whoever_it_is() -> None:
     (said,) = verdicts(tiny_rows(chosen, rounds, 1, 2), chosen)
     assert "is asrd (threshold=30.0)" in said
     assert "The fastest ASRD with a cache is asrd with the dual cache (kv_refresh=4)" in said
+
+
+def test_the_run_off_is_between_the_fastest_two_decoders_that_are_as_right() -> None:
+    def entry(decoder: str, cache: str | None, as_right: bool) -> dict[str, Any]:
+        return {"decoder": decoder, "cache": cache, "settings": {"kv_cache": cache}, "as_right": as_right}
+
+    chosen = [
+        entry("standard", None, True),
+        entry("wino", None, False),
+        entry("asrd", None, True),
+        entry("asrd", "dual", True),
+        entry("threshold", "dual", True),
+    ]
+    speeds = (1.0, 1.0, 9.0, 3.0, 4.0, 3.5)  # LLaDA's loop first
+    rows = tiny_rows(chosen, [[{"tokens": 100, "seconds": 1 / speed} for speed in speeds]], batch=1, threads=1)
+    two = finalists(chosen, rows, batch=1, threads=1)
+    assert [(one["decoder"], one["cache"]) for one in two] == [("asrd", "dual"), ("threshold", "dual")]
+    even = [[{"tokens": 1, "seconds": 1.0}, {"tokens": 1, "seconds": 1.0 + 0.1 * (-1) ** i}] for i in range(12)]
+    assert run_off_sentence(two, even, 1, 1).endswith("not told apart.")
+    ahead = [[{"tokens": 1, "seconds": 1.0}, {"tokens": 1, "seconds": 1.2}]] * 12
+    assert "asrd with the dual cache is 1.20 times as fast as threshold with the dual cache" in run_off_sentence(
+        two, ahead, 1, 1
+    )
+
+
+def test_the_interval_of_a_median_is_that_of_the_tables() -> None:
+    """Ranks of the 95 % sign-test interval, as in statistics tables."""
+    for n, ranks in {6: (1, 6), 9: (2, 8), 12: (3, 10), 24: (7, 18), 32: (10, 23)}.items():
+        assert median_interval(list(range(1, n + 1))) == ranks
+    assert median_interval([3.0, 1.0]) == (1.0, 3.0)
