@@ -1,8 +1,8 @@
 """`Lookout`: how the host learns that all rows are done, or that logits could not be read, without holding a GPU up.
 
-After each step the device writes a report of four numbers. On a CPU it is read at once. On a GPU it is copied to pinned
-memory while the host queues the next step, and read then. A done row is a fixed point and its step counter stands
-still, so the forward pass that is under way by that time changes nothing.
+After each step the device writes a report of one number a row. On a CPU it is read at once. On a GPU it is copied to
+pinned memory while the host queues the next step, and read then. A done row is a fixed point and its step counter
+stands still, so the forward pass that is under way by that time changes nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ class Lookout:
 
     def __init__(self, state: DecodeState, stats: VocabStats, gpu: Gpu | None = None) -> None:
         self.state, self.stats, self.gpu = state, stats, gpu
-        self.written = torch.zeros(4, dtype=torch.int64, device=state.done.device)
+        self.written = torch.zeros_like(state.step)
         self.rooms = [gpu.pinned(self.written) for _ in range(2)] if gpu else []  # one is read, one on its way
         self.under_way: deque[tuple[Work, Tensor]] = deque()
 
     def report(self) -> None:
-        """On the device: are all rows done, is a wanted position unreadable, in which row first and at which pass."""
-        unreadable, row = self.stats.bad.any(1).view(torch.uint8).max(0, keepdim=True)
-        done = self.state.done.all()[None]
-        torch.cat([done.long(), unreadable.long(), row, self.state.step.gather(0, row)], out=self.written)
+        """On the device, for each row: 4 x its forward passes, + 2 if a wanted position is unreadable, + 1 if done."""
+        torch.add(self.state.done, self.state.step, alpha=4, out=self.written)
+        self.written.add_(self.stats.bad.any(1), alpha=2)
 
     def look(self) -> bool:
         """Are all rows known to be done? Raises if the logits of a wanted position could not be read."""
@@ -55,10 +54,12 @@ class Lookout:
 
 
 def _read(report: Tensor) -> bool:
-    done, unreadable, row, step = report.tolist()
+    rows = report.tolist()
+    unreadable = [row for row, number in enumerate(rows) if number & 2]
     if unreadable:
+        row, step = unreadable[0], rows[unreadable[0]] // 4
         raise ValueError(
             f"the model's logits for row {row} of the batch are NaN, +inf or nothing but -inf at forward pass {step}:"
             " check its weights and dtype (float16 overflows easily; try bfloat16 or float32)"
         )
-    return bool(done)
+    return all(number & 1 for number in rows)

@@ -35,11 +35,12 @@ BATCH = 16
 
 Plan = list[tuple[str, dict[str, Any]]]
 
+TUNED = {"threshold": 0.85, "beta": 0.0, "window": 4}  # ASRD as `tiny` likes it: no probe, later trust, so more checks
 FULL: Plan = [
     ("standard", {}),
     ("standard", {"steps": 48}),
     *(("standard", {"kv_cache": cache, "kv_refresh": 2}) for cache in ("prefix", "dual")),
-    *((name, {"threshold": bound}) for name in ("threshold", "asrd") for bound in (0.8, 0.9, 0.95)),
+    *((name, {"threshold": bound}) for name in ("threshold", "asrd") for bound in (0.8, 0.85, 0.9, 0.95)),
     *(
         (name, {"threshold": 0.9, "kv_cache": cache, "kv_refresh": refresh})
         for name in ("threshold", "asrd")
@@ -47,6 +48,7 @@ FULL: Plan = [
     ),
     *(("asrd", {"threshold": bound, "beta": 0.0}) for bound in (0.8, 0.9)),  # the probe does harm on `tiny`
     *(("asrd", {"threshold": 0.9, "beta": 0.0, "kv_cache": "dual", "kv_refresh": refresh}) for refresh in (None, 4)),
+    *(("asrd", TUNED | {"kv_cache": cache}) for cache in (None, "dual")),
     *(("factor", {"factor": factor}) for factor in (0.5, 1.0)),
     *(
         ("factor", {"factor": 0.5, "kv_cache": cache, "kv_refresh": refresh})

@@ -24,10 +24,11 @@ from asrd.adapter import ModelAdapter
 from asrd.config import AsrdConfig
 from asrd.decoders import AsrdDecoder
 from asrd.load import make_bidirectional
+from asrd.lookout import Lookout
 from asrd.request import prepare
 from asrd_kernels import dispatch, new_stats
 
-PARTS = ("embed", "model", "slots", "row gather", "LM head", "statistics", "commit")
+PARTS = ("embed", "model", "slots", "row gather", "LM head", "statistics", "commit", "report")
 _FREE = ("empty", "new_empty", "detach", "lift_fresh", "alias")  # no kernel behind these
 _WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
@@ -86,9 +87,11 @@ def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
     """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton"."""
     with patch.object(dispatch, "resolve_impl", lambda *_: impl):
         run, decoder = a_step()
+        decoder.picked()  # as the first step has done; with Triton `commit` keeps them up to date from then on
     tally, adapter = Tally(), run.adapter
     run = replace(run, pick=tally.within("slots", run.pick))
     room = new_stats(decoder.state)
+    report = tally.within("report", Lookout(decoder.state, room[1]).report)
     with recorded() as caught:
         tally.caught = caught
         with (
@@ -103,4 +106,5 @@ def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
             tally,
         ):
             loop.step(run, decoder, room)
+            report()
     return {part: tally.launches[part] for part in (*PARTS, "other")}, dict(tally.reads)

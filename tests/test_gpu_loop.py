@@ -107,6 +107,29 @@ def test_late_looks_and_graphs_change_no_result(name: str, seeds: range) -> None
     assert replays > 0
 
 
+@pytest.mark.parametrize("name", ASRD)
+def test_slots_that_commit_writes_for_the_next_step_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Triton, in steps that are replayed: nothing but `commit` brings the slots up to date."""
+    replays = 0
+    for seed in range(6):
+        model, gpu = model_of(name, seed), FakeGpu()
+        wanted = generate(model, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(AsrdDecoder, "keeps_slots", True)
+            same(generate(model, name, gpu, cuda_graph=True), wanted)
+        replays += gpu.count("replay")
+    assert replays > 0
+
+
+def test_slots_are_those_of_the_state_in_which_they_are_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsrdDecoder, "keeps_slots", True)
+    run, decoder = run_of(make_llama(0), "asrd", None)
+    decoder.state.active.fill_(1)
+    decoder.state.guided.copy_(decoder.state.block_of == 1)
+    _, position = run.pick(decoder)
+    assert position.view(decoder.state.active.shape[0], -1)[0].tolist() == [5, 6, 7, 8, 9, *[LENGTH] * 5]
+
+
 def run_of(model: Any, name: str, gpu: FakeGpu | None, **settings: Any) -> tuple[Run, Decoder]:
     adapter = ModelAdapter(model)
     config = AsrdConfig(**{"max_new_tokens": LENGTH, "block_length": 5} | EVERY[name][0] | settings)

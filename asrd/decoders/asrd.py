@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from asrd.decoders.base import ASRD_FIELDS, SHARED, Decoder
 from asrd.request import Request
-from asrd_kernels import VocabStats, dispatch, new_state, wanted_slots
+from asrd_kernels import VocabStats, dispatch, wanted_slots
 
 
 class AsrdDecoder(Decoder):
     """Anchor-supervised revocable decoding; all of it is in `asrd_kernels`.
 
-    With Triton the slots of a step are written by the `commit` before it; otherwise they are found when asked for.
+    With Triton the slots of a step are written by the `commit` before it, from the first time they are asked for; a
+    subclass that changes the state besides must not keep them (`keeps_slots`). Otherwise they are found when asked for.
     """
 
     reads = SHARED | ASRD_FIELDS
 
     def __init__(self, request: Request, table: Tensor) -> None:
-        self.rules, self.row_ids, self.table, self.impl = request.rules, request.readout.row_ids, table, request.impl
-        precision = torch.promote_types(table.dtype, torch.float32)
-        self.state = new_state(request.prompt, request.length, request.rules, precision)
+        super().__init__(request, table)
+        self.row_ids, self.impl = request.readout.row_ids, request.impl
+        self._picked: tuple[Tensor, Tensor] | None = None
         self._slots: Tensor | None = None
-        if dispatch.resolve_impl(self.impl, self.state.tokens.device) == "triton":
-            self._rows, _ = self.picked()
-            self._slots = self.slots()
+
+    @property
+    def keeps_slots(self) -> bool:
+        """Does `commit` keep the slots up to date?"""
+        return dispatch.resolve_impl(self.impl, self.state.tokens.device) == "triton"
 
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
@@ -37,7 +39,13 @@ class AsrdDecoder(Decoder):
 
     def picked(self) -> tuple[Tensor, Tensor]:
         """Row and position of the slots."""
-        return super().picked() if self._slots is None else (self._rows, self._slots.flatten())
+        if self._picked is not None:
+            return self._picked
+        if not self.keeps_slots:
+            return super().picked()
+        self._slots = self.slots()
+        self._picked = super().picked()
+        return self._picked
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote."""

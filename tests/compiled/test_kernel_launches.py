@@ -14,7 +14,7 @@ OURS = {"embed": 1, "statistics": 2, "commit": 1}
 def test_a_step_by_triton_is_four_launches_and_no_host_read() -> None:
     launches, reads = count_step("triton")
     assert {part: launches[part] for part in OURS} == OURS
-    beside_them = {"slots": 0, "row gather": 3, "LM head": 1}  # column, its bound for unused slots, gather
+    beside_them = {"slots": 0, "row gather": 3, "LM head": 1, "report": 3}  # what the host learns of the step
     assert {part: launches[part] for part in beside_them} == beside_them
     assert launches["other"] == 0
     assert reads == {}

@@ -94,12 +94,13 @@ def run(seed: int, length: int, most_steps: int = MOST_STEPS) -> Counter[str]:
         draw_stats(stats, state, rules, vocab, random_tensors)
         before, by_kernel = copy.deepcopy(state), copy.deepcopy(state)
         slots = torch.where(state.done[:, None], length, -7).repeat(1, wanted_slots(state, rules).shape[1])  # poisoned
-        kept = slots if seed % 4 else None  # a loop without slots hands none in
-        commit_torch(state, stats, rules)
+        kept = slots.clone() if seed % 4 else None  # a loop without slots hands none in
+        commit_torch(state, stats, rules, slots)
         commit_triton(by_kernel, stats, rules, kept)
         where = f"step {step} of run({seed}, {length}) with {rules}"
         assert differences(by_kernel, state, rules) == [], where
-        assert kept is None or kept.equal(wanted_slots(state, rules)), where
+        assert slots.equal(wanted_slots(state, rules)), where
+        assert kept is None or kept.equal(slots), where
         happened += events(before, state, stats, rules)
     return happened
 
