@@ -67,7 +67,8 @@ def _embed_variants() -> Iterator[Variant]:
     def one(dtype: str, dim: int, usual: bool, **settings: Any) -> Variant:
         make = lambda: embed_case(1, 2, 40, dim, ALL_DTYPES[dtype], vocab=16, anchors=3, **settings)  # noqa: E731
         extra = "".join(f" {value}" for value in settings.values())
-        wide = ("embed_kernel", dim * ALL_DTYPES[dtype].itemsize) if dim % 16 == 0 and dim >= 2048 else None
+        row = dim * ALL_DTYPES[dtype].itemsize
+        wide = ("embed_kernel", row) if dim % 16 == 0 and row >= 2048 else None  # 16 bytes for each of 128 threads
         return Variant(f"{dtype} D={dim}{extra}", usual, make, wide, wide)
 
     for dtype in ALL_DTYPES:
@@ -85,8 +86,9 @@ def _commit_variants() -> Iterator[Variant]:
         {"revoked_history": "reset", "early_stop": False},
         {"verify": False, "eos_ids": ()},
         {"scope": "sequence", "revoked_history": "reset", "precision": torch.float64},
+        {"precision": torch.float64},
     ]
-    for length in (32, 256, 512, 1024):
+    for length in (32, 256, 300, 512, 1024):
         for number, chosen in enumerate(switches):
             make = lambda g=length, s=chosen: commit_case(1, 2, g, **s)  # noqa: E731
             words = "".join(f" {name}={value}" for name, value in chosen.items())

@@ -25,6 +25,17 @@ ALL, CHUNK = 216, 36
 DEFAULT = range(132, 144)  # in which everything wanted happens
 LONGEST = 9
 RELATIVE = 1e-11  # of an entropy in float64
+OTHERS: list[dict[str, Any]] = [
+    {"decoder": "random-revocation"},
+    {"decoder": "standard", "steps": 6},
+    {"decoder": "threshold"},
+    {"decoder": "factor", "factor": 2.0, "threshold": 0.7},
+    {"decoder": "wino", "threshold_back": 0.5},
+    {"decoder": "saber", "saber_n": 1},
+    {"decoder": "asrd", "kv_cache": "dual"},
+    {"decoder": "random-revocation", "kv_cache": "prefix", "kv_refresh": 2},
+    {"decoder": "asrd", "cfg_scale": 0.5, "scope": "sequence"},
+]
 WANTED_EVENTS = ("revocation", "anchor", "cache wrap", "padding", "rows done apart", "sampling", "unused slots")
 
 
@@ -101,6 +112,19 @@ def test_decodes_by_triton_are_those_by_pytorch_step_by_step() -> None:
         happened += compare(seed)
     probes = ("orthogonal", "parallel", "none", "random", "gaussian")
     assert [event for event in (*WANTED_EVENTS, *probes) if not happened[event]] == [], happened
+
+
+@pytest.mark.parametrize("settings", OTHERS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_other_decoders_and_caches_decide_alike(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fixed shapes of a GPU, unused slots and rows behind the canvas included."""
+    monkeypatch.setattr(loop, "pick_wanted", loop.pick_slots)
+    model = make_llama(seed=5, sharpness=4.0)
+    call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
+    call |= {"max_new_tokens": 10, "block_length": 4, "threshold": 0.3, "temperature": 0.4} | settings
+    wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    assert len(wanted) == len(found) > 2
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert differences(ours, theirs) == []
 
 
 def test_a_decode_by_the_fused_head_is_its_twins_step_by_step() -> None:
