@@ -86,6 +86,7 @@ def test_the_repository_says_where_the_weights_come_from(recipe: str) -> None:
     assert (WEIGHTS / RECIPES[recipe].folder / "curve.png").exists()
 
 
+@pytest.mark.long
 def test_tiny_is_as_good_as_it_is_said_to_be() -> None:
     """The standard decoder on 200 problems, within the interval that 200 problems of the stated accuracy have."""
     stated = content("tiny", "scores.json")["standard"]
