@@ -52,8 +52,8 @@ def embed_launch(dim: int, itemsize: int) -> EmbedLaunch:
     positions = 16 if (row, itemsize) == (256, 4) else 32  # more, here and of the anchors, and the compiler spills
     if dim % 16 == 0:
         warps = min(16, max(4, row // 512))
-        anchors = {2: 2 if row == 8192 else 4, 4: 4, 8: 1}[itemsize]
-        registers = {2: 64 if row == 8192 else 80, 4: 128, 8: 128 if row == 8192 else 168}[itemsize]
+        anchors = {2: 2 if row >= 8192 else 4, 4: 4, 8: 1}[itemsize]
+        registers = {2: 64 if row >= 8192 else 80, 4: 128, 8: 128 if row >= 8192 else 168}[itemsize]
     else:
         warps = min(16, max(4, row // 256))
         anchors, registers = 1, 255 if warps == 4 else 128

@@ -165,3 +165,10 @@ def test_values_are_the_twins_over_all_shapes(dim: int, dtype: str) -> None:
         check(*a_case(batch, length, dim, dtype, probe=probe, magnitude=magnitude, capacity=min(16, length)))
     for capacity, anchors in itertools.product((0, 1, 5), (0, 1, 7)):
         check(*a_case(2, 20, dim, dtype, anchors, capacity=capacity))
+
+
+def test_a_program_has_no_more_registers_than_a_multiprocessor() -> None:
+    for dim, itemsize in itertools.product((1, 100, 1000, 2001, 4096, 5000, 8192, 10_000, 16_384, 40_000), (2, 4, 8)):
+        how = embed_launch(dim, itemsize)
+        assert how.registers <= 255
+        assert 32 * how.warps * how.registers <= 65_536, (dim, itemsize)
