@@ -1,16 +1,22 @@
 """asrd: anchor-supervised revocable decoding for diffusion LLMs.
 
-fast_generate  decode with any diffusion LLM (generate.py; the loop itself is loop.py)
-load           LLaDA and Dream checkpoints on transformers' own classes (load/)
-AsrdConfig     every setting with its default and range (config.py)
-AsrdOutput     text and counters (output.py)
-decoders       the decoders by name (decoders/)
-trace          every step of a decode, to be replayed or looked at (trace/; the page is made in viewer/)
+generate.py  `fast_generate`: decode with any diffusion LLM
+config.py    `AsrdConfig`: every setting with its default and range
+output.py    `AsrdOutput`: text and counters
+models/      `load`, and the adapter through which every model is called
+engine/      the loop, requests, KV caches, CUDA graphs, observers
+decoders/    one decoder a file, and the table of names
+trace/       every step of a decode, to be replayed; viewer/ makes the page that shows it
+lab/         what studies decoders: the packaged task and models, compare, diagnose
+cli/         the command `asrd`
+
+Layers import downwards only: asrd_kernels < config, output < models < engine < decoders < trace, viewer < generate <
+lab < cli (tests/interface/test_layers.py).
 """
 
 from asrd.config import AsrdConfig
 from asrd.generate import fast_generate
-from asrd.load import load
+from asrd.models import load
 from asrd.output import AsrdOutput
 
 __all__ = ["AsrdConfig", "AsrdOutput", "fast_generate", "load"]

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from asrd.adapter import ModelAdapter
-from asrd.caches import require_cache
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
 from asrd.decoders import Decoder, find_decoder, without_effect
-from asrd.fused_head import require_fused_head
-from asrd.gpu import current
-from asrd.loop import Observer, Run, decode
+from asrd.engine.caches import require_cache
+from asrd.engine.device.gpu import current
+from asrd.engine.fused_head import require_fused_head
+from asrd.engine.loop import Observer, Run, decode
+from asrd.engine.observers.streaming import StreamObserver
+from asrd.engine.request import Request, prepare
+from asrd.models.adapter import ModelAdapter
 from asrd.output import AsrdOutput
-from asrd.request import Request, prepare
-from asrd.streaming import StreamObserver
 from asrd.trace import recording
 from asrd_kernels import DecodeState
 
@@ -72,7 +72,7 @@ def fast_generate(
     """
     injected = {name: settings.pop(name) for name in _INJECTED if name in settings}
     _refuse_extras(logits_processor, stopping_criteria, injected)
-    config = settle(generation_config, settings, max_length, input_ids)
+    config = resolve_config(generation_config, settings, max_length, input_ids)
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
     if model.training:
@@ -97,7 +97,7 @@ def fast_generate(
         decode(Run.of(adapter, request), decoder, watchers)
     if not (config.return_dict_in_generate or return_trace):
         return decoder.state.tokens
-    out = pack(decoder.state, request)
+    out = pack_output(decoder.state, request)
     out.trace = record.trace if record else None
     return out
 
@@ -111,7 +111,7 @@ def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
     return chosen
 
 
-def settle(
+def resolve_config(
     generation_config: GenerationConfig | None,
     settings: dict[str, Any],
     max_length: int | None = None,
@@ -153,7 +153,7 @@ def settle(
     return config
 
 
-def pack(state: DecodeState, request: Request) -> AsrdOutput:
+def pack_output(state: DecodeState, request: Request) -> AsrdOutput:
     """The result with its counters."""
     ends = torch.zeros_like(state.generated, dtype=torch.bool)
     for token in request.rules.eos_ids:

@@ -4,16 +4,17 @@ state         DecodeState, Rules, VocabStats: what the operations share
 anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy
 fused_head    hidden states and the LM head's weight -> the same; head_cost says when it is worth it
-asked_stats   logits -> what only some decoders ask for
+extra_stats   logits -> what only some decoders ask for
 commit        statistics -> the next state, in place
 philox        counter-based noise
+compiler      what a Triton launch asks of the compiler; precise: exact division, ln(1 + x)
 dispatch      the operations, and which implementation of each runs; *_triton are the kernels
 """
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
-from asrd_kernels.asked_stats import asked_stats_torch
-from asrd_kernels.commit import commit_torch, conclude, with_best
+from asrd_kernels.commit import commit_torch, finish_step, with_best
 from asrd_kernels.dispatch import Impl, resolve_impl
+from asrd_kernels.extra_stats import extra_stats_torch
 from asrd_kernels.fused_head import HEAD_DTYPES
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, new_state, new_stats, wanted, wanted_slots
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
@@ -27,9 +28,9 @@ __all__ = [
     "Rules",
     "VocabStats",
     "anchor_embed_torch",
-    "asked_stats_torch",
     "commit_torch",
-    "conclude",
+    "extra_stats_torch",
+    "finish_step",
     "new_state",
     "new_stats",
     "resolve_impl",

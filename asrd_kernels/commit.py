@@ -55,7 +55,7 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Ten
     pending &= step < length  # 10. at the end of the budget what is pending becomes final
     # 9. Entropies for the next step
     recorded = guided.clone()
-    live = conclude(state, masked | revoked, pending, rules)
+    live = finish_step(state, masked | revoked, pending, rules)
     state.entropy.copy_(torch.where(recorded & live, entropy, NO_ENTROPY))
     if slots is not None:
         slots.copy_(wanted_slots(state, rules))
@@ -67,7 +67,7 @@ def with_best(chosen: Tensor, active: Tensor, confidence: Tensor) -> Tensor:
     return chosen.scatter(1, best, active.gather(1, best))  # if nothing is active, best is not, and not chosen
 
 
-def conclude(state: DecodeState, masked: Tensor, pending: Tensor, rules: Rules) -> Tensor:
+def finish_step(state: DecodeState, masked: Tensor, pending: Tensor, rules: Rules) -> Tensor:
     """The last part of every decoder's commit: end of text, done rows, next active block and guided masks.
 
     masked and pending [B, G] bool say what is open on the canvas now. Returns [B, 1] bool: the rows that go on.

@@ -136,8 +136,8 @@ def new_stats(state: DecodeState, extra_rows: int = 0) -> tuple[VocabStats, Voca
     width, precision = state.length + extra_rows, state.entropy.dtype
     shape = (state.tokens.shape[0], width + 1)
     kinds = (torch.int64, precision, precision, torch.bool)
-    room = VocabStats(*(torch.zeros(shape, dtype=kind, device=state.tokens.device) for kind in kinds))
-    return room, VocabStats(*(values[:, :width] for values in room))
+    buffers = VocabStats(*(torch.zeros(shape, dtype=kind, device=state.tokens.device) for kind in kinds))
+    return buffers, VocabStats(*(values[:, :width] for values in buffers))
 
 
 def wanted(state: DecodeState) -> Tensor:

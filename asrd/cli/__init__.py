@@ -1,4 +1,9 @@
-"""The command `asrd`: one module a subcommand, each with `add(subparsers)`; errors are one line and exit code 2."""
+"""The command `asrd`. Errors are one line and exit code 2.
+
+demo, generate, trace, compare, diagnose  one module per subcommand, each with `add(subparsers)`
+settings                                  options that several commands share
+display                                   a canvas in the terminal
+"""
 
 from __future__ import annotations
 

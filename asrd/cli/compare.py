@@ -13,14 +13,14 @@ import rich.table
 import torch
 from rich.console import Console
 
-from asrd.cli.settings import add_model, leave_room, load_model, parse_setting, parse_value
-from asrd.compare import RunSpec, check_runs, measure, summarise
-from asrd.compare.picture import draw
-from asrd.compare.presets import PRESETS, Part, Table
-from asrd.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save, save_overview
+from asrd.cli.settings import add_model, limit_threads, load_model, parse_setting, parse_value
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
-from asrd.tiny.task import LEVELS, held_out
+from asrd.lab.compare import RunSpec, check_runs, measure, summarise
+from asrd.lab.compare.picture import draw
+from asrd.lab.compare.presets import PRESETS, Part, Table
+from asrd.lab.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save, save_overview
+from asrd.lab.tiny.task import LEVELS, held_out
 
 THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
     tables = plan(arguments)
     chosen = held_out(arguments.n, arguments.level)
-    leave_room()
+    limit_threads()
     model, _ = load_model(arguments)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}

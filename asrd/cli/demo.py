@@ -15,16 +15,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from asrd.cli.settings import add_model, leave_room, load_model
-from asrd.compare.measure import decode_batch
-from asrd.compare.plan import RunSpec
-from asrd.compare.report import Summary, summarise
-from asrd.display import Frame, Frames, coloured, legend, plain
-from asrd.events import EventObserver
+from asrd.cli.display import Frame, Frames, coloured, legend, plain
+from asrd.cli.settings import add_model, limit_threads, load_model
+from asrd.engine.observers.events import EventObserver
 from asrd.generate import fast_generate
-from asrd.tiny.batch import collate
-from asrd.tiny.language import EOS_ID, MASK_ID, PAD_ID
-from asrd.tiny.task import LEVELS, Problem, grade, problems
+from asrd.lab.compare.measure import decode_batch
+from asrd.lab.compare.plan import RunSpec
+from asrd.lab.compare.report import Summary, summarise
+from asrd.lab.tiny.batch import collate
+from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
+from asrd.lab.tiny.task import LEVELS, Problem, grade, problems
 
 FRAME_SECONDS = 0.09
 RUNS = (
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Watch, then compare."""
     if arguments.watch < 0 or arguments.n < 1:
         raise ValueError(f"--watch {arguments.watch} --n {arguments.n}: expected at least 0 and at least 1")
-    leave_room()
+    limit_threads()
     console = Console()
     model, tokenizer = load_model(arguments)
     count = max(arguments.watch, arguments.n)

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from asrd.cli.settings import add_model, leave_room, load_model, parse_setting
+from asrd.cli.settings import add_model, limit_threads, load_model, parse_setting
 from asrd.config import check
 from asrd.decoders import find_decoder
-from asrd.diagnose import errors, reports, runtime
-from asrd.diagnose.annotations import INSTRUCTIONS, read_annotations, tasks
-from asrd.diagnose.attention import attention_redistribution
-from asrd.diagnose.displacement import Displacement, DisplacementWatcher
-from asrd.diagnose.persistence import LONGEST, wrong_persistence
-from asrd.diagnose.report import Report
-from asrd.diagnose.samples import Sample, packaged_samples, read_samples, speaks_packaged
-from asrd.diagnose.visible import visible_behaviour
-from asrd.load import packaged
-from asrd.load.source import PACKAGED_NAMES
-from asrd.tiny.task import LEVELS
+from asrd.lab.diagnose import errors, reports, runtime
+from asrd.lab.diagnose.annotations import INSTRUCTIONS, read_annotations, tasks
+from asrd.lab.diagnose.attention import attention_redistribution
+from asrd.lab.diagnose.displacement import Displacement, DisplacementWatcher
+from asrd.lab.diagnose.persistence import LONGEST, wrong_persistence
+from asrd.lab.diagnose.report import Report
+from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples, speaks_packaged
+from asrd.lab.diagnose.visible import visible_behaviour
+from asrd.lab.tiny.task import LEVELS
+from asrd.models import packaged
+from asrd.models.source import PACKAGED_NAMES
 
 
 def add(commands: Any) -> None:
@@ -230,7 +230,7 @@ def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("decoder", "return_dict_in_generate"):
         if name in settings:
             raise ValueError(f"--set {name}: a diagnosis settles this itself")
-    leave_room()
+    limit_threads()
     return settings
 
 

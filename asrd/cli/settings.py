@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from asrd.config import ALIASES, FIELDS, check
 from asrd.decoders import find_decoder
-from asrd.load import load
+from asrd.models import load
 
 _COMMON = {
     "max_new_tokens": int,
@@ -53,7 +53,7 @@ def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
         raise ValueError(f"{arguments.model} cannot be loaded with --device {arguments.device}: {error}") from error
 
 
-def leave_room() -> None:
+def limit_threads() -> None:
     """Half the processors for torch: small models gain nothing from more, and lose much if one of them is busy."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))

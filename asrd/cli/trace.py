@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from asrd.cli.generate import encode
-from asrd.cli.settings import add_model, add_settings, leave_room, load_model, settings_of
+from asrd.cli.settings import add_model, add_settings, limit_threads, load_model, settings_of
 from asrd.decoders import DECODERS, find_decoder
 from asrd.generate import fast_generate
+from asrd.lab.tiny.task import LEVELS, Problem, grade, problems
 from asrd.output import AsrdOutput
-from asrd.tiny.task import LEVELS, Problem, grade, problems
 from asrd.trace import Trace, read
 from asrd.viewer import page
 
@@ -74,7 +74,7 @@ def decode(arguments: argparse.Namespace) -> tuple[list[Trace], list[str | None]
         find_decoder(name)
     if arguments.problem < 0:
         raise ValueError(f"--problem {arguments.problem}: expected at least 0")
-    leave_room()
+    limit_threads()
     model, tokenizer = load_model(arguments)
     if tokenizer is None:
         raise ValueError(f"{arguments.model} has no tokenizer, so text cannot be turned into ids; use it from Python")

@@ -1,16 +1,16 @@
-"""The decoders by name. A decoder edits the canvas; the loop runs the model and reads the logits.
+"""The decoders by name. A decoder edits the canvas; the engine runs the model and reads the logits. The base class
+`Decoder` is in `asrd.engine.decoder`.
 
-base       `Decoder`: what the loop asks, with the usual answers; `ranks`
 plain      `PlainDecoder`: choose which masks to commit, nothing else
 asrd       the paper's
 control    a control for its revocations
 standard   the models' own: LLaDA's quota, Dream's schedules
 fast_dllm  by threshold, by factor
-wino       a shadow of the block checks what stands
-saber      the weakest tokens are taken back
+wino       a shadow of the active block verifies its committed tokens
+saber      the weakest drafts are revoked
 
-A decoder says what it wants to know after a forward pass (`wanted`: which positions; `asks`: which statistics besides
-top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line:
+A decoder says what it wants to know after a forward pass (`wanted`: which positions; `extra_stats`: which
+statistics besides top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line:
 `asrd.decoders.DECODERS["name"] = YourDecoder`.
 """
 
@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders.asrd import AsrdDecoder
-from asrd.decoders.base import Decoder, ranks
 from asrd.decoders.control import RandomRevocationDecoder
 from asrd.decoders.fast_dllm import FactorDecoder, ThresholdDecoder
 from asrd.decoders.plain import PlainDecoder
 from asrd.decoders.saber import SaberDecoder
 from asrd.decoders.standard import StandardDecoder
 from asrd.decoders.wino import WinoDecoder
+from asrd.engine.decoder import Decoder, ranks
 
 DECODERS: dict[str, type[Decoder]] = {
     "asrd": AsrdDecoder,

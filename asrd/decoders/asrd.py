@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asrd.decoders.base import ASRD_FIELDS, SHARED, Decoder
-from asrd.request import Request
+from asrd.engine.decoder import ASRD_FIELDS, SHARED, Decoder
+from asrd.engine.request import Request
 from asrd_kernels import VocabStats, dispatch, wanted_slots
 
 
@@ -21,7 +21,7 @@ class AsrdDecoder(Decoder):
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
         self.row_ids, self.impl = request.readout.row_ids, request.impl
-        self._picked: tuple[Tensor, Tensor] | None = None
+        self._slot_indices: tuple[Tensor, Tensor] | None = None
         self._slots: Tensor | None = None
 
     @property
@@ -37,15 +37,15 @@ class AsrdDecoder(Decoder):
         """Those of two blocks, or in scope "sequence" of all."""
         return wanted_slots(self.state, self.rules) if self._slots is None else self._slots
 
-    def picked(self) -> tuple[Tensor, Tensor]:
+    def slot_indices(self) -> tuple[Tensor, Tensor]:
         """Row and position of the slots."""
-        if self._picked is not None:
-            return self._picked
+        if self._slot_indices is not None:
+            return self._slot_indices
         if not self.keeps_slots:
-            return super().picked()
+            return super().slot_indices()
         self._slots = self.slots()
-        self._picked = super().picked()
-        return self._picked
+        self._slot_indices = super().slot_indices()
+        return self._slot_indices
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote."""

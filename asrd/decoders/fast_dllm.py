@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asrd.adapter import ModelAdapter
 from asrd.config import FIELDS, AsrdConfig
-from asrd.decoders.base import SHARED, ranks
 from asrd.decoders.plain import PlainDecoder
-from asrd.request import Request
+from asrd.engine.decoder import SHARED, ranks
+from asrd.engine.request import Request
+from asrd.models.adapter import ModelAdapter
 from asrd_kernels import VocabStats, with_best
 
 USUAL_FACTOR = 1.0

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from asrd.decoders.base import Decoder
+from asrd.engine.decoder import Decoder
 from asrd_kernels import VocabStats, wanted_slots
 
 
@@ -23,4 +23,4 @@ class PlainDecoder(Decoder):
 
     def commit(self, stats: VocabStats, **asked: Tensor) -> None:
         """Commit the chosen masks, and end the rows that are complete."""
-        self.change(stats.top1, self.choose(self.state.guided & self.in_active_block, stats, **asked))
+        self.apply(stats.top1, self.choose(self.state.guided & self.in_active_block, stats, **asked))

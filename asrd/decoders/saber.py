@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.decoders.base import SHARED, Decoder, ranks
-from asrd.request import Request
+from asrd.engine.decoder import SHARED, Decoder, ranks
+from asrd.engine.request import Request
 from asrd_kernels import VocabStats
 
 DREAM_LEAST = 2  # commits a step, fixed in the code for Dream
@@ -44,7 +44,7 @@ class SaberDecoder(Decoder):
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
         self.on_dream = request.config.saber_variant == "dream"
-        self.asks = ("named",) if self.on_dream else ()
+        self.extra_stats = ("token_prob",) if self.on_dream else ()
         self.least = DREAM_LEAST if self.on_dream else int(request.config.saber_n)
         self.faithful = request.config.faithful and not self.on_dream
         self.block = torch.zeros_like(self.state.active)
@@ -61,7 +61,7 @@ class SaberDecoder(Decoder):
         seen = torch.ones_like(self.state.guided) if self.faithful else self.seen
         return seen & ~self.state.done[:, None]
 
-    def commit(self, stats: VocabStats, named: Tensor | None = None) -> None:
+    def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
         """Commit, then take back."""
         masked, seen = self.masked, self.seen
         confidence = torch.where(seen, stats.confidence, -torch.inf)
@@ -71,14 +71,14 @@ class SaberDecoder(Decoder):
         self.committed_at.copy_(torch.where(first_time, confidence, self.committed_at))
 
         standing = (~masked | drafted) & seen
-        weakness = self._fallen(confidence) if named is None else torch.where(drafted, confidence, named)
+        weakness = self._fallen(confidence) if token_prob is None else torch.where(drafted, confidence, token_prob)
         share = (number + 7) // 8
         share = torch.minimum(share if self.on_dream else share.clamp(min=self.least // 2), number - 1)
         revoked = standing & (ranks(weakness, standing & weakness.isfinite()) < share[:, None])
         complete = ~(masked & ~drafted & seen).any(1)
         self.block.add_(complete & (self.block < self.state.block_of[-1]))
         any_token = torch.ones_like(masked)  # to the last, none of them is final
-        self.change(stats.top1, drafted, revoked & ~complete[:, None], provisional=any_token)
+        self.apply(stats.top1, drafted, revoked & ~complete[:, None], provisional=any_token)
 
     def _draft(self, masks: Tensor, confidence: Tensor) -> Tensor:
         """[B, G] bool: what is committed, masks all of it unless the defect is wanted."""

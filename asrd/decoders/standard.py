@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asrd.adapter import ModelAdapter
 from asrd.config import AsrdConfig
-from asrd.decoders.base import SHARED, ranks
 from asrd.decoders.plain import PlainDecoder
-from asrd.request import Request
+from asrd.engine.decoder import SHARED, ranks
+from asrd.engine.request import Request
+from asrd.models.adapter import ModelAdapter
 from asrd_kernels import VocabStats
 
 
@@ -64,7 +64,7 @@ class StandardDecoder(PlainDecoder):
             self.alg = request.config.alg
             self.steps = self.steps or request.length
             self.share = shares(self.steps, float(request.config.eps), request.prompt.device)
-            self.asks = ("margin",) if self.alg == "topk_margin" else ()
+            self.extra_stats = ("margin",) if self.alg == "topk_margin" else ()
             return
         self.sizes = self.steps_in = torch.bincount(self.state.block_of)
         if self.steps is not None:
@@ -74,7 +74,7 @@ class StandardDecoder(PlainDecoder):
             self.steps_in = self.sizes.clamp(max=self.steps // blocks)
 
     @property
-    def most_steps(self) -> int:
+    def max_steps(self) -> int:
         """Dream's schedules take all their steps, even if there are more of them than tokens."""
         return self.state.length if self.alg is None else max(int(self.steps or 0), 1)
 
@@ -82,7 +82,7 @@ class StandardDecoder(PlainDecoder):
         """The step's number of masks with the highest score; of equals the lower position."""
         if self.alg == "origin":
             share = self.share[self._step()].double()[:, None]
-            return masks & (self.lots().double() < share * 2.0**32)
+            return masks & (self.random_bits_per_step().double() < share * 2.0**32)
         number = self._quota(masks) if self.alg is None else self._dream_number(masks)
         return masks & (ranks(self._score(stats, **asked), masks, largest=True) < number[:, None])
 
@@ -91,7 +91,7 @@ class StandardDecoder(PlainDecoder):
             return margin
         if self.alg == "entropy":
             return -stats.entropy
-        return self.lots().double() if self.random else stats.confidence
+        return self.random_bits_per_step().double() if self.random else stats.confidence
 
     def _quota(self, masks: Tensor) -> Tensor:
         """[B] how many masks LLaDA commits in this step."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asrd.adapter import ModelAdapter, Sight
 from asrd.config import AsrdConfig
-from asrd.decoders.base import SHARED, Decoder, ranks
-from asrd.request import Request
+from asrd.engine.decoder import SHARED, Decoder, ranks
+from asrd.engine.request import Request
+from asrd.models.adapter import AttentionLayout, ModelAdapter
 from asrd_kernels import VocabStats, with_best
 
 FEWEST, MOST, SHARE = 5, 20, 0.7  # drafts a step: at most 70 % of the masks, but 5 are allowed and more than 20 never
@@ -29,13 +29,13 @@ class WinoDecoder(Decoder):
     """
 
     reads = SHARED | {"threshold", "threshold_back"}
-    asks = ("named",)
+    extra_stats = ("token_prob",)
     cacheable = False
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """The shadow needs its own attention mask and positions."""
-        adapter.require_sight("decoder='wino'")
+        adapter.require_attention_layout("decoder='wino'")
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
@@ -67,7 +67,7 @@ class WinoDecoder(Decoder):
         mask = self.table[self.rules.mask_id]
         return torch.cat([canvas, mask.expand(len(canvas), self.extra_rows, -1)], dim=1)
 
-    def sight(self) -> Sight:
+    def attention_layout(self) -> AttentionLayout:
         """The canvas sees itself; each row of the shadow sees the canvas but for what it checks, and the shadow."""
         checked = self.checked_column
         column = checked - self.request.shift
@@ -78,7 +78,7 @@ class WinoDecoder(Decoder):
         each_other = in_block[:, None].expand(-1, self.extra_rows, -1)
         visible = torch.cat([torch.cat([before, blind], dim=2), torch.cat([but_one, each_other], dim=2)], dim=1)
         places = self.places.gather(1, column.clamp(max=self.canvas - 1))
-        return Sight(visible, torch.cat([self.places, places], dim=1))
+        return AttentionLayout(visible, torch.cat([self.places, places], dim=1))
 
     def wanted(self) -> Tensor:
         """The masks of the active block, and the shadow of its tokens."""
@@ -93,13 +93,13 @@ class WinoDecoder(Decoder):
         shadow = torch.where(self._standing(), self.state.length + self.shadow[: self.size], nowhere)
         return torch.cat([masks, shadow], dim=1)
 
-    def named(self) -> Tensor:
+    def tokens_to_score(self) -> Tensor:
         """The tokens that stand, and again for the shadow."""
         shadow = torch.full_like(self.checked_column, self.rules.mask_id)
         shadow[:, : self.size] = self._in_block(self.state.generated)
         return torch.cat([self.state.generated, shadow], dim=1)
 
-    def commit(self, stats: VocabStats, named: Tensor) -> None:
+    def commit(self, stats: VocabStats, token_prob: Tensor) -> None:
         """Draft, then check what stood before."""
         length = self.state.length
         masks, confidence = self.state.guided & self.in_active_block, stats.confidence[:, :length]
@@ -108,7 +108,7 @@ class WinoDecoder(Decoder):
         best = masks & (ranks(confidence, masks, largest=True) < cap)
         drafted = torch.where(confident.sum(1, keepdim=True) > cap, best, with_best(confident, masks, confidence))
 
-        support, standing = named[:, length : length + self.size], self._standing()
+        support, standing = token_prob[:, length : length + self.size], self._standing()
         refused = standing & (support < self.request.config.threshold_back)
         allowed = self.allowed[:, None]
         weakest = standing & (ranks(support, standing) < allowed - 1)
@@ -118,7 +118,7 @@ class WinoDecoder(Decoder):
         revoked = self._on_canvas(refused)
         still_open = ((masks & ~drafted) | revoked).any(1, keepdim=True)
         self.allowed.copy_(number)  # the first step of a block has nothing to check, so it needs no allowance
-        self.change(stats.top1[:, :length], drafted, revoked, provisional=self.in_active_block & still_open)
+        self.apply(stats.top1[:, :length], drafted, revoked, provisional=self.in_active_block & still_open)
 
     def _standing(self) -> Tensor:
         """[B, S] bool: the slots of the active block with a token; none where the row is done."""

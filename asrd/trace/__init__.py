@@ -1,6 +1,6 @@
 """Traces: what a decode did, step by step, as JSON lines that can be replayed; docs/trace.md describes them.
 
-read      `Trace`, and `read(path)`
+read      `Trace`, and `read(path)`; writing: a recording to a file or in memory
 record    `Recorder`: the inspector behind `fast_generate(trace=..., return_trace=True)`
 schema    the lines as objects, and what a line must look like
 replay    `Canvas`: the lines applied one after the other; refuses what contradicts them

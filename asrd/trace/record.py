@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from asrd.decoders import AsrdDecoder, Decoder
-from asrd.events import Moment, events_between
-from asrd.inspector import PARTS, Inspector, StepClock
-from asrd.request import Request
+from asrd.engine.observers.events import Moment, events_between
+from asrd.engine.observers.inspector import PARTS, Inspector, StepClock
+from asrd.engine.request import Request
 from asrd.trace.edits import edits
 from asrd.trace.schema import VERSION
 from asrd.trace.texts import TokenTexts

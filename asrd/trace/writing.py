@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from asrd.decoders import Decoder
-from asrd.request import Request
+from asrd.engine.decoder import Decoder
+from asrd.engine.request import Request
 from asrd.trace.read import Trace
 from asrd.trace.record import Recorder
 

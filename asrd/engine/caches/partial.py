@@ -1,0 +1,104 @@
+"""`PartialForward`: the model's body, run on chosen positions only; the K/V of all others are those computed last.
+
+Knows how rows become forwards: whole canvases share one, and so do slices. Which positions are due is decided
+elsewhere, how a model is called is the adapter's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrd.engine.caches.layer import CanvasCache
+from asrd.models.adapter import ModelAdapter
+
+
+class PartialForward:
+    """Hidden states of B canvases: fresh ones where they are due, the last computed ones elsewhere.
+
+    inputs, attention [N, L] and positions [N, L] (None: nothing is padded) have N = B lines or, with classifier-free
+    guidance, 2 B, of which line B + b is row b without its prompt.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        inputs: dict[str, Any],
+        attention: Tensor | None,
+        positions: Tensor | None,
+        length: int,
+    ) -> None:
+        self.adapter, self.inputs, self.positions = adapter, inputs, positions
+        self.key_mask = adapter.key_mask(attention)
+        self.length, self.cache = length, CanvasCache(length)
+        self.hidden = torch.empty(0)
+
+    def recompute(self, embeds: Tensor, due: Tensor) -> Tensor:
+        """Hidden states [N, L, D] of embeds [N, L, D], fresh where `due` [B, L] says so; the first time, everywhere.
+
+        The host looks once: how much is due?
+        """
+        batch, copies = len(due), len(embeds) // len(due)
+        for rows, width in share_forwards(due.sum(1).tolist(), self.length):
+            if len(rows) == batch:
+                lines, wanted = None, due
+            else:
+                chosen = torch.tensor(rows, device=due.device)
+                lines, wanted = torch.cat([chosen + copy * batch for copy in range(copies)]), due[chosen]
+            if width == self.length:
+                self._whole(embeds, lines)
+            else:
+                self._slices(embeds, lines, wanted.repeat(copies, 1), width)
+        return self.hidden
+
+    def _whole(self, embeds: Tensor, lines: Tensor | None) -> None:
+        """The whole canvas of these lines (None: of all), just as without a cache."""
+        self.cache.aim(lines)
+        inputs = {
+            name: _of(lines, value) if isinstance(value, Tensor) else value for name, value in self.inputs.items()
+        }
+        fresh = self.adapter.body(_of(lines, embeds), inputs | {"past_key_values": self.cache, "use_cache": True})
+        if lines is None:
+            self.hidden = fresh
+        else:
+            self.hidden[lines.to(fresh.device)] = fresh
+
+    def _slices(self, embeds: Tensor, lines: Tensor | None, due: Tensor, width: int) -> None:
+        """The positions `due` [R, L] of these lines, in `width` slots each; where fewer are due, some remain unused."""
+        columns = due.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+        used = torch.arange(width, device=due.device) < due.sum(1, keepdim=True)
+        every = torch.arange(len(embeds), device=due.device) if lines is None else lines
+        self.cache.aim(lines, torch.where(used, columns, self.length))
+        inputs: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
+        inputs["position_ids"] = columns if self.positions is None else self.positions[every[:, None], columns]
+        if self.key_mask is not None:
+            mask = _of(lines, self.key_mask)
+            inputs["attention_mask"] = mask if mask.dim() == 2 else mask.expand(-1, -1, width, -1)
+        fresh = self.adapter.body(embeds[every[:, None], columns], inputs)
+        here = (every[:, None].to(fresh.device), columns.to(fresh.device))
+        self.hidden[here] = fresh
+
+
+def share_forwards(counts: list[int], length: int) -> list[tuple[list[int], int]]:
+    """Rows that share a forward, and its width, given how many positions of each row are due.
+
+    Whole canvases go with whole canvases. Slices share a forward as long as at least two thirds of every row's slots
+    are used; rows with nothing due are left out.
+    """
+    groups: list[tuple[list[int], int]] = []
+    for row in sorted((row for row, count in enumerate(counts) if count), key=lambda row: -counts[row]):
+        if groups and _may_share(counts[row], groups[-1][1], length):
+            groups[-1][0].append(row)
+        else:
+            groups.append(([row], counts[row]))
+    return [(sorted(rows), width) for rows, width in groups]
+
+
+def _may_share(count: int, width: int, length: int) -> bool:
+    return count == width or (width < length and 3 * count >= 2 * width)
+
+
+def _of(lines: Tensor | None, values: Tensor) -> Tensor:
+    return values if lines is None else values[lines.to(values.device)]

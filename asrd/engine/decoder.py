@@ -1,0 +1,154 @@
+"""`Decoder`: the interface between the loop and a decoder, with the defaults that most decoders share.
+
+Knows the canvas and its roles. Does not know the model, the logits or the rule by which tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asrd.config import FIELDS, AsrdConfig
+from asrd.engine.request import Request
+from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd_kernels import DecodeState, Rules, VocabStats, finish_step, new_state
+from asrd_kernels.philox import random_bits
+
+ASRD_FIELDS = frozenset({
+    "threshold", "window", "capacity", "alpha", "beta", "scope", "revoked_history", "anchor_eos", "verify", "magnitude",
+    "probe",
+})  # fmt: skip
+BASELINE_FIELDS = frozenset({
+    "steps", "remasking", "alg", "eps", "factor", "threshold_back", "saber_n", "saber_variant", "faithful",
+})  # fmt: skip
+SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
+
+
+class Decoder(ABC):
+    """Edits the canvas: before each forward pass its embeddings, after it its tokens.
+
+    Positions of [B, G] tensors are the generated ones. Only `commit` must be written; the class attributes say what the
+    decoder is like.
+    """
+
+    reads: frozenset[str] = SHARED  # the settings that change what it does; others are logged as without effect
+    extra_stats: tuple[str, ...] = ()  # beyond VocabStats: "margin", "token_prob"; keywords of `commit`
+    extra_rows = 0  # of the forward, behind the canvas; their statistics are columns G, G + 1, ...
+    cacheable = True  # a KV cache may stand in for what is outside the active block
+    capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
+
+    rules: Rules
+    state: DecodeState
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        self.request, self.rules, self.table = request, request.rules, table
+        precision = torch.promote_types(table.dtype, torch.float32)
+        self.state = new_state(request.prompt, request.length, request.rules, precision)
+
+    @classmethod  # noqa: B027 - most have nothing to refuse
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """Raise ValueError if the decoder cannot run with these settings on this model."""
+
+    @classmethod
+    def unread(cls, config: AsrdConfig) -> frozenset[str]:
+        """Settings among `reads` that do nothing beside the others in this configuration."""
+        return frozenset()
+
+    @classmethod
+    def block_length(cls, config: AsrdConfig) -> int:
+        """Length of the blocks in which the canvas is filled from left to right."""
+        return int(config.block_length)
+
+    @property
+    def max_steps(self) -> int:
+        """After how many forward passes every row is done."""
+        return self.state.length
+
+    # --- before a forward pass ---
+
+    def embed(self) -> Tensor:
+        """Embeddings [B, L + extra_rows, D] of the coming forward pass: the canvas, clean, unless overridden."""
+        return F.embedding(self.state.tokens, self.table)
+
+    def attention_layout(self) -> AttentionLayout | None:
+        """Attention layout of the coming forward pass; None: full attention over the canvas."""
+        return None
+
+    # --- after it ---
+
+    def wanted(self) -> Tensor:
+        """[B, G + extra_rows] bool: whose statistics `commit` wants; by default those of the active block's masks."""
+        return self.state.guided | self.state.pending
+
+    def slots(self) -> Tensor:
+        """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""
+        wanted = self.wanted()
+        columns = torch.arange(wanted.shape[1], device=wanted.device)
+        return torch.where(wanted, columns, wanted.shape[1])
+
+    def slot_indices(self) -> tuple[Tensor, Tensor]:
+        """Row and position [B * W] of the slots."""
+        slots = self.slots()
+        return torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1]), slots.flatten()
+
+    def tokens_to_score(self) -> Tensor:
+        """[B, G + extra_rows] the token ids whose probability is "token_prob"; by default the committed tokens."""
+        return self.state.generated
+
+    @abstractmethod
+    def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
+        """Apply the statistics [B, G + extra_rows] of the wanted positions, and those asked for by name."""
+
+    # --- for use in `commit` ---
+
+    @property
+    def masked(self) -> Tensor:
+        """[B, G] bool: the masks."""
+        return self.state.generated == self.rules.mask_id
+
+    @property
+    def in_active_block(self) -> Tensor:
+        """[B, G] bool: the leftmost block that has a mask."""
+        return self.state.block_of == self.state.active[:, None]
+
+    def apply(
+        self, top1: Tensor, drafted: Tensor, revoked: Tensor | None = None, provisional: Tensor | None = None
+    ) -> None:
+        """End the step: commit `top1` where `drafted`, mask again where `revoked`, end the rows that are complete.
+
+        A position that is both is committed and revoked. provisional: tokens that may still be revoked. They are
+        streamed as drafts and no text ends with them; a row without masks is done nevertheless. Everything is
+        [B, G]; done rows do not change.
+        """
+        state, tokens, live = self.state, self.state.generated, ~self.state.done
+        drafted = drafted & live[:, None]
+        revoked = torch.zeros_like(drafted) if revoked is None else revoked & live[:, None]
+        masked = (self.masked & ~drafted) | revoked
+        tokens.copy_(torch.where(revoked, self.rules.mask_id, torch.where(drafted, top1, tokens)))
+        state.step.add_(live)
+        state.counts[:2].add_(torch.stack([drafted, revoked]).sum(2))
+        pending = torch.zeros_like(masked)
+        if provisional is not None:
+            pending = provisional & ~masked & masked.any(1, keepdim=True)
+        finish_step(state, masked, pending, self.rules)
+
+    def random_bits_per_step(self) -> Tensor:
+        """[B, G] int64, 32 random bits for each position and step, independent of the batch."""
+        state = self.state
+        row = self.request.readout.row_ids[:, None].expand_as(state.guided)
+        step = (state.step + 1)[:, None].expand_as(row)
+        return random_bits(self.rules.seed, row, state.positions.expand_as(row), step, 1)[..., 0]
+
+
+def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:
+    """[B, N] int64: 0 for the smallest (or largest) score among [B, N], 1 for the next; of equals the lower position
+    first. What is not among comes after all that is."""
+    outside = -torch.inf if largest else torch.inf
+    order = torch.where(among, score, outside).argsort(dim=1, descending=largest, stable=True)
+    inside = among.gather(1, order)
+    place = torch.where(inside, inside.cumsum(1) - 1, score.shape[1])
+    return torch.empty_like(order).scatter_(1, order, place)

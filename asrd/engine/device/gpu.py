@@ -1,0 +1,105 @@
+"""`Gpu`: what the loop asks of a CUDA or ROCm device beyond tensors: copies that nobody waits for, graphs.
+
+The only file that calls torch.cuda. Knows streams, events and captures; knows nothing of decoding. Tests put a `Gpu` of
+their own in its place, for nobody has run this file on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], None]
+SYNC_WARNING = "called a synchronizing CUDA operation"  # PyTorch's words
+
+
+class Gpu(Protocol):
+    """A device that works on while the host goes ahead."""
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """Room in the host's memory for a copy of `like` that the device writes by itself."""
+
+    def send(self, source: Tensor, target: Tensor) -> Work:
+        """Have `source` copied to `target` (pinned), after what is queued; calling the result waits for its arrival."""
+
+    def side_stream(self) -> AbstractContextManager[None]:
+        """What is queued within goes to a stream of its own, as what is to be captured later should."""
+
+    def host_syncs(self, work: Work) -> list[str]:
+        """Do `work` and name the lines of code in which it made the host wait for the device."""
+
+    def capture(self, work: Work) -> Work:
+        """Record what `work` would queue, without doing it; calling the result does it."""
+
+
+class CudaGpu:
+    """`Gpu` by torch.cuda."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.side = torch.cuda.Stream(device)
+
+    def pinned(self, like: Tensor) -> Tensor:
+        """See `Gpu`."""
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+
+    def send(self, source: Tensor, target: Tensor) -> Work:
+        """See `Gpu`."""
+        target.copy_(source, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(self.device))
+        return arrived.synchronize
+
+    @contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """See `Gpu`."""
+        here = torch.cuda.current_stream(self.device)
+        self.side.wait_stream(here)
+        try:
+            with torch.cuda.stream(self.side):
+                yield
+        finally:
+            here.wait_stream(self.side)
+
+    def host_syncs(self, work: Work) -> list[str]:
+        """See `Gpu`. PyTorch's debug mode knows most of its own synchronizing operations, if not all."""
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                work()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        others = [w for w in seen if SYNC_WARNING not in str(w.message)]
+        for other in others:
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+        return [f"{w.filename}:{w.lineno}" for w in seen if w not in others]
+
+    def capture(self, work: Work) -> Work:
+        """See `Gpu`. "thread_local": what other threads of the process do on the device is none of our business."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device):
+            here = torch.cuda.current_stream()
+            self.side.wait_stream(here)
+            try:
+                with torch.cuda.graph(graph, stream=self.side, capture_error_mode="thread_local"):
+                    work()
+            finally:
+                torch.cuda.set_stream(here)  # where ending a capture fails, PyTorch leaves its stream the current one
+        return graph.replay
+
+
+def find_gpu(device: torch.device) -> Gpu | None:
+    """The `Gpu` of a device, if it is one."""
+    return CudaGpu(device) if device.type == "cuda" else None
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Within it the device is the current one: a Triton kernel is launched there and not where its tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

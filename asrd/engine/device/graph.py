@@ -1,0 +1,170 @@
+"""The whole step as one CUDA graph: recorded once, then launched by a single call of the host.
+
+The first steps run as ever; they warm the device up and show whether a step can be recorded at all: the host must not
+wait within it, and it must leave everything it keeps where it is. Where it cannot, decoding goes on as it began, and
+the reason is logged once. Knows when to record; what a step is, and how a device records, it is told.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Mapping, Sequence, Set
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from asrd.engine.decoder import Decoder
+from asrd.engine.device.gpu import Gpu, Work
+from asrd.engine.observers.inspector import Inspector
+
+if TYPE_CHECKING:
+    from asrd.engine.loop import Run
+
+log = logging.getLogger("asrd")
+
+WARM_UP = 2  # steps; the host is watched during the last of them
+_INACTIVE_HOOKS = "transformers.utils.output_capturing"  # do nothing unless hidden states are asked for
+
+
+def capture_step(step: Work, run: Run, decoder: Decoder, observers: Sequence[object] = ()) -> Work:
+    """`step`, or where the setting cuda_graph and all else allow it, a step that becomes a graph.
+
+    With cuda_graph=True a reason against it raises. With "auto" it is logged, but that there is no GPU, or that it has
+    failed before with this model and decoder, is not worth a word.
+    """
+    wish, model, failures = run.request.config.cuda_graph, run.adapter.model, run.adapter.capabilities.uncapturable
+    if wish is False or (wish == "auto" and (run.gpu is None or type(decoder) in failures)):
+        return step
+    if run.gpu is None:
+        raise ValueError(
+            f"cuda_graph=True, but the model is on device {str(run.request.prompt.device)!r}:"
+            " move it to a CUDA or ROCm GPU, or leave cuda_graph out"
+        )
+    obstacle = why_not_captured(run, decoder, observers) or why_model_not_captured(model)
+    if obstacle and wish is True:
+        raise ValueError(f"cuda_graph=True, but {obstacle}: change that, or leave cuda_graph out")
+    if obstacle:
+        _say(obstacle)
+        return step
+    return GraphStep(step, run.gpu, decoder, None if wish is True else failures)
+
+
+class GraphStep:
+    """A step that is recorded after `WARM_UP` calls and replayed from then on; each call is one step, come what may."""
+
+    def __init__(self, step: Work, gpu: Gpu, decoder: Decoder, failures: dict[type, str] | None) -> None:
+        """failures: where a reason is kept after which no further attempt is made; None: it raises RuntimeError."""
+        self.step, self.gpu, self.decoder, self.failures = step, gpu, decoder, failures
+        self.warm = 0
+        self.replay: Work | None = None
+        self.gave_up = False
+
+    def __call__(self) -> None:
+        if self.replay is None and not self.gave_up and self.warm == WARM_UP:
+            self._record()  # executes nothing
+        if self.replay is not None:
+            self.replay()
+        elif self.gave_up:
+            self.step()
+        else:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """A step as ever, in a stream of its own; of the last one the host's part is watched."""
+        self.warm += 1
+        host_syncs: list[str] = []
+        before = _contents(self.decoder)
+        with self.gpu.side_stream():
+            if self.warm == WARM_UP:
+                host_syncs = self.gpu.host_syncs(self.step)
+            else:
+                self.step()
+        if host_syncs:
+            self._give_up(f"the host waits for the device in it ({', '.join(dict.fromkeys(host_syncs))})")
+        elif self.warm == WARM_UP and (moved := _moved(before, _contents(self.decoder))):
+            self._give_up(
+                f"{type(self.decoder).__name__} puts new objects into {', '.join(moved)} in each step, where a graph"
+                " would go on with the old ones: change tensors in place (copy_, add_)"
+            )
+
+    def _record(self) -> None:
+        """Without the garbage collector: what it frees would be freed within the graph."""
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self.replay = self.gpu.capture(self.step)
+        except Exception as error:  # whatever a model's code and drivers may raise; the step itself is repeated
+            self._give_up(_first_cause(error), error)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _give_up(self, reason: str, cause: Exception | None = None) -> None:
+        reason = f"a step of {type(self.decoder).__name__} with this model cannot be recorded: {reason}"
+        if self.failures is None:
+            raise RuntimeError(f"cuda_graph=True, but {reason}") from cause
+        self.failures[type(self.decoder)] = reason
+        self.gave_up = True
+        _say(reason)
+
+
+@cache
+def _say(reason: str) -> None:
+    log.warning("no CUDA graph, steps are launched one operation at a time: %s", reason)
+
+
+def why_not_captured(run: Run, decoder: Decoder, observers: Sequence[object]) -> str:
+    """Why the steps of this decode cannot be a graph, or nothing."""
+    if run.cache is not None:
+        return f"with kv_cache={run.request.kv_cache!r} the host decides in each step what is computed"
+    if any(isinstance(observer, Inspector) for observer in observers):
+        return "an observer looks into the steps"
+    return "" if decoder.capturable else f"{type(decoder).__name__} says that its steps cannot be captured"
+
+
+def why_model_not_captured(model: nn.Module) -> str:
+    """Why this model cannot be part of a graph, as far as can be seen without running it; or nothing."""
+    name = type(model).__name__
+    weights = [*model.parameters(), *model.buffers()]
+    devices = sorted({str(weight.device) for weight in weights})
+    if len(devices) > 1:
+        return f"{name} is spread over several devices ({', '.join(devices)})"
+    if any(hasattr(weight, "device_mesh") for weight in weights):
+        return f"{name} is split over several processes"
+    for path, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return f"{name} is compiled by torch.compile, which may record graphs of its own"
+        hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+        if hasattr(module, "_hf_hook") or any(hook.__module__ != _INACTIVE_HOOKS for hook in hooks):
+            return f"{name} has a hook on {path or 'itself'}, which a graph would not call"
+    return ""
+
+
+def _contents(decoder: Decoder) -> dict[str, list[Any]]:
+    """What the decoder keeps, and what is in the containers among that."""
+    found: dict[str, list[Any]] = {}
+    for name, value in vars(decoder).items():
+        found[name] = [value]
+        if isinstance(value, Mapping):
+            found[name] += [*value.values()]
+        elif isinstance(value, list | tuple | Set):
+            found[name] += [*value]
+    return found
+
+
+def _moved(before: dict[str, list[Any]], after: dict[str, list[Any]]) -> list[str]:
+    """The names under which something else is kept now."""
+    return [
+        name
+        for name in sorted({*before, *after})
+        if [id(value) for value in before.get(name, [])] != [id(value) for value in after.get(name, [])]
+    ]
+
+
+def _first_cause(error: BaseException) -> str:
+    """In one line; the end of a failed capture raises an error that only says that there was one before."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

@@ -1,0 +1,6 @@
+"""What may watch a decode. Observers see the state after each step and never change it.
+
+events     which positions a step drafted, revoked and promoted
+streaming  settled tokens to a transformers streamer
+inspector  an observer that also sees the parts of a step; `StepClock` times them
+"""

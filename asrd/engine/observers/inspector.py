@@ -1,0 +1,68 @@
+"""`Inspector`: an observer that sees inside a step, and `StepClock`, the one that times its parts.
+
+Knows when a step begins and which parts it has. The loop calls; what is made of it is the inspector's business.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from asrd.engine.decoder import Decoder
+from asrd_kernels import DecodeState, VocabStats
+
+PARTS = ("embed", "forward", "head", "statistics", "commit")  # of a step, in their order
+
+
+class Inspector:
+    """An observer for `fast_generate(observers=[...])` that is also told when a step begins and when each part of it
+    is over. Nothing it is shown may be changed. A decode with an inspector runs every part from the host, never as a
+    captured graph; without one it costs nothing.
+    """
+
+    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+        """A step begins: the state before it, who is `wanted`, and the room in which its statistics will stand.
+
+        stats [B, G + extra_rows] are the same tensors in each step; valid where wanted, from the mark "statistics" on.
+        """
+
+    def mark(self, part: str) -> None:
+        """This one of `PARTS` is over."""
+
+    def __call__(self, state: DecodeState) -> None:
+        """The step is over."""
+
+
+class StepClock(Inspector):
+    """How long each part of each step took. On CUDA the stream keeps the time, and nobody waits until it is read."""
+
+    def __init__(self) -> None:
+        self._marks: list[list[Any]] = []
+        self._on_cuda = False
+
+    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+        """Start the clock of a step."""
+        self._on_cuda = decoder.state.tokens.is_cuda
+        self._marks.append([self._now()])
+
+    def mark(self, part: str) -> None:
+        """Note the time."""
+        self._marks[-1].append(self._now())
+
+    def take(self) -> list[tuple[float, ...]]:
+        """Milliseconds of each step since the last call, by `PARTS`; forgets them."""
+        marks, self._marks = self._marks, []
+        if self._on_cuda:
+            torch.cuda.synchronize()
+            return [tuple(a.elapsed_time(b) for a, b in pairwise(m)) for m in marks]
+        return [tuple(1e3 * (b - a) for a, b in pairwise(m)) for m in marks]
+
+    def _now(self) -> Any:
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

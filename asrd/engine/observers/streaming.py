@@ -1,0 +1,40 @@
+"""Streaming: final tokens go to `put` in order, everything behind the first open position to `put_draft`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from asrd.engine.request import Request
+from asrd_kernels import DecodeState
+
+
+class StreamObserver:
+    """Feeds a transformers streamer (batch of one) from the states of a decode."""
+
+    def __init__(self, streamer: Any, request: Request):
+        if request.prompt.shape[0] != 1:
+            raise ValueError(
+                f"a streamer takes one row, but the batch has {request.prompt.shape[0]}: decode rows one by one"
+            )
+        self.streamer = streamer
+        self.mask_id = request.rules.mask_id
+        self.sent = 0
+        attention = request.attention
+        prompt = request.prompt[0]
+        self.streamer.put((prompt if attention is None else prompt[attention[0, : len(prompt)].bool()]).cpu())
+
+    def __call__(self, state: DecodeState) -> None:
+        tokens: Tensor = state.generated[0].cpu()
+        is_open = (tokens == self.mask_id) | state.pending[0].cpu()
+        final = int(is_open.long().argmax()) if bool(is_open.any()) else len(tokens)
+        if final > self.sent:
+            self.streamer.put(tokens[self.sent : final])
+            self.sent = final
+        if final < len(tokens) and hasattr(self.streamer, "put_draft"):
+            self.streamer.put_draft(tokens[final:])
+
+    def end(self) -> None:
+        """Tell the streamer that nothing follows."""
+        self.streamer.end()

@@ -1,0 +1,187 @@
+"""`Request`: one call's prompt and settings, checked and on the device, ready for the loop.
+
+Knows what a valid prompt is and turns names and ids into numbers. Runs no step and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from asrd.config import AsrdConfig
+from asrd.models.adapter import ModelAdapter
+from asrd.models.special_ids import SpecialIds, check_id, special_ids
+from asrd_kernels import Impl, Readout, Rules, resolve_impl
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True)
+class Request:
+    """B prompts of P positions, to be continued by `length` tokens."""
+
+    prompt: Tensor  # [B, P] int64
+    attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
+    positions: Tensor | None  # [B, P + G] int64, None where no row is padded
+    length: int  # G
+    shift: int  # 1 where the logits of a position stand one row earlier
+    config: AsrdConfig  # the settings as they were given, for what only one decoder looks at
+    cfg_scale: float
+    rules: Rules
+    readout: Readout
+    impl: Impl
+    lm_head: Literal["gemm", "fused"] = "gemm"
+    kv_cache: Literal["prefix", "dual"] | None = None
+    kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
+
+
+def prepare(
+    adapter: ModelAdapter,
+    config: AsrdConfig,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    row_ids: Any = None,
+    tokenizer: Any = None,
+) -> Request:
+    """Check everything that can be wrong with a call; raise ValueError before the first forward."""
+    impl = resolve_impl(config.impl, adapter.table.device)
+    ids = special_ids(adapter, config, tokenizer)
+    prompt = _checked_prompt(adapter, input_ids)
+    batch, device, length = prompt.shape[0], prompt.device, int(config.max_new_tokens)
+    mask = _checked_mask(prompt, attention_mask, ids.pad)
+    if mask is not None:
+        adapter.require_padding()
+    masks = prompt == ids.mask if mask is None else (prompt == ids.mask) & mask.bool()
+    if masks.any():
+        row, column = masks.nonzero()[0].tolist()
+        raise ValueError(
+            f"input_ids[{row}, {column}] is the mask id {ids.mask}: a prompt must not contain masks"
+            " (infilling is not offered)"
+        )
+    _check_context(adapter, mask, prompt.shape[1], length)
+    eos_out = ids.eos if config.logits_eos_inf else ()
+    forbidden = sorted({ids.mask, *eos_out, *(int(t) for t in config.suppress_tokens or ())})
+    for token in forbidden:
+        check_id("suppress_tokens", token, adapter.vocab_size)
+    forbidden = [token for token in forbidden if token < adapter.capabilities.width]
+    if len(forbidden) >= adapter.capabilities.width:
+        raise ValueError(f"suppress_tokens leaves none of the {adapter.capabilities.width} ids to predict")
+    unconfident = (*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else ()
+    attention = positions = None
+    if mask is not None:
+        attention = torch.cat([mask, mask.new_ones(batch, length)], dim=1)
+        positions = (attention.cumsum(1) - 1).clamp(min=0)
+    return Request(
+        prompt=prompt,
+        attention=attention,
+        positions=positions,
+        length=length,
+        shift=adapter.shift,
+        config=config,
+        cfg_scale=float(config.cfg_scale),
+        rules=_rules(config, ids, length),
+        readout=Readout(
+            forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
+            row_ids=_checked_row_ids(row_ids, batch, device),
+            unconfident=torch.tensor(unconfident, dtype=torch.int64, device=device) if unconfident else None,
+            temperature=float(config.temperature),
+            seed=int(config.seed),
+        ),
+        impl=impl,
+        lm_head=config.lm_head,
+        kv_cache=config.kv_cache,
+        kv_refresh=config.kv_refresh,
+    )
+
+
+def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
+    return Rules(
+        mask_id=ids.mask,
+        pad_id=ids.pad,
+        eos_ids=ids.eos,
+        block_length=min(int(config.block_length), length),
+        threshold=float(config.threshold),
+        window=min(int(config.window), length + 1),  # no run is longer than the budget
+        capacity=min(int(config.capacity), length),  # no position is promoted twice
+        alpha=float(config.alpha),
+        beta=float(config.beta),
+        scope=config.scope,
+        revoked_history=config.revoked_history,
+        anchor_eos=config.anchor_eos,
+        verify=config.verify,
+        magnitude=config.magnitude,
+        probe=config.probe,
+        early_stop=config.early_stop,
+        seed=int(config.seed),
+    )
+
+
+def _checked_prompt(adapter: ModelAdapter, input_ids: Any) -> Tensor:
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in _INTEGERS:
+        found = (
+            f"shape {tuple(input_ids.shape)} and dtype {input_ids.dtype}"
+            if isinstance(input_ids, Tensor)
+            else type(input_ids).__name__
+        )
+        raise ValueError(f"input_ids must be an integer tensor of shape [batch, prompt length], not {found}")
+    if input_ids.numel() == 0:
+        raise ValueError(
+            f"input_ids has shape {tuple(input_ids.shape)}: the prompt is empty; give at least one token a row"
+        )
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= adapter.vocab_size:
+        raise ValueError(
+            f"input_ids has id {low if low < 0 else high}, outside the model's vocabulary of {adapter.vocab_size} ids"
+        )
+    return input_ids.to(device=adapter.table.device, dtype=torch.int64)
+
+
+def _checked_mask(prompt: Tensor, attention_mask: Any, pad_id: int) -> Tensor | None:
+    """The attention mask as int64 [B, P], or None if every prompt token counts."""
+    if attention_mask is None:
+        if prompt.shape[0] > 1 and bool((prompt[:, 0] == pad_id).any()):
+            raise ValueError(
+                f"rows of the batch begin with the pad id {pad_id}, but there is no attention_mask: give one"
+            )
+        return None
+    if not isinstance(attention_mask, Tensor):
+        raise ValueError(f"attention_mask must be a tensor, not {type(attention_mask).__name__}")
+    if attention_mask.shape != prompt.shape:
+        found = tuple(attention_mask.shape)
+        raise ValueError(f"attention_mask ({found}) must have the shape of input_ids, {tuple(prompt.shape)}")
+    if bool(((attention_mask != 0) & (attention_mask != 1)).any()):
+        raise ValueError("attention_mask must hold 0 (padding) and 1 (text) only")
+    mask = attention_mask.to(device=prompt.device, dtype=torch.int64)
+    if not bool(mask.any(1).all()):
+        row = int((~mask.any(1)).nonzero()[0])
+        raise ValueError(f"attention_mask of row {row} is all 0: its prompt is empty; give at least one token a row")
+    if not bool(mask[:, -1].all()):
+        raise ValueError("the batch is right-padded: pad on the left (tokenizer.padding_side='left'), zeros first")
+    if bool((mask.diff(dim=1) < 0).any()):
+        raise ValueError("attention_mask has holes: each row must be zeros (left padding) followed by ones")
+    return None if bool(mask.all()) else mask
+
+
+def _check_context(adapter: ModelAdapter, mask: Tensor | None, width: int, length: int) -> None:
+    longest = width if mask is None or not adapter.takes_positions else int(mask.sum(1).max())
+    limit = adapter.context_length
+    if limit is not None and longest + length > limit:
+        raise ValueError(
+            f"prompt of {longest} tokens plus max_new_tokens={length} is {longest + length}, over the model's context"
+            f" of {limit}: shorten the prompt or give max_new_tokens of at most {max(limit - longest, 0)}"
+        )
+
+
+def _checked_row_ids(row_ids: Any, batch: int, device: torch.device) -> Tensor:
+    if row_ids is None:
+        return torch.arange(batch, device=device)
+    try:
+        rows = torch.as_tensor(row_ids, device=device)
+    except (RuntimeError, TypeError, ValueError):
+        rows = torch.empty(0)
+    if rows.shape != (batch,) or rows.is_floating_point() or bool((rows < 0).any()) or bool((rows >= 2**32).any()):
+        raise ValueError(f"row_ids must be {batch} integers from 0 to 2**32 - 1, one a row")
+    return rows.to(torch.int64)

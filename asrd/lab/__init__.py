@@ -1,0 +1,6 @@
+"""Studies of decoders: what measures them, not what runs them.
+
+tiny/      the packaged task, models and their training
+compare/   decoders side by side: accuracy, forward passes, revocations
+diagnose/  the paper's diagnostics: attention, errors, runtime, stability, visible tokens
+"""

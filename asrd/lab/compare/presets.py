@@ -1,0 +1,108 @@
+"""The paper's tables, and what KV caches cost, as comparisons on the packaged models: one folder, a table each.
+
+A table is a list of (decoders, settings of all, settings swept): what `asrd compare` takes on its command line, by
+name. Knows which configuration stands for which row of the paper (SEMANTICS.md: every ablation is one configuration).
+A run that several tables have in common is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asrd.lab.compare.plan import RunSpec, plan_runs
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a table: every decoder with every combination of the swept settings it reads."""
+
+    decoders: tuple[str, ...] = ("asrd",)
+    sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table. `common` holds for all rows.
+
+    axes: the settings that its plot varies, one for a curve over it, two for a grid; None: accuracy over forward
+    passes, a curve a decoder; empty: a line for each row of the table.
+    """
+
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    common: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 1
+    axes: tuple[str, ...] | None = ()
+
+    def runs(self, common: Mapping[str, Any]) -> list[RunSpec]:
+        """The runs, in order, each once; what the caller sets for all runs gives way to what the table varies."""
+        found: dict[str, RunSpec] = {}
+        for part in self.parts:
+            fixed = {**common, **self.common}
+            for run in plan_runs(part.decoders, fixed, part.sweeps, range(self.seeds)):
+                found.setdefault(run.name, run)
+        return list(found.values())
+
+
+STANDARD = Part(("standard",))  # what the speed of the others is measured against
+
+
+def _sweep(name: str, title: str, axis: str, values: Sequence[Any], *decoders: str) -> Table:
+    return Table(name, title, (STANDARD, Part(decoders or ("asrd",), {axis: values})), axes=(axis,))
+
+
+def _asrd(**settings: Sequence[Any]) -> Part:
+    return Part(sweeps=settings)
+
+
+STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
+DRAFTING = (0.6, 0.7, 0.8, 0.9)
+
+PRESETS: dict[str, tuple[Table, ...]] = {
+    "paper-main": (
+        Table("main", "Decoders at their default settings",
+              (Part(("standard", "threshold", "factor", "wino", "saber", "asrd")),)),
+        Table("threshold-only", "Threshold-only control",
+              (Part(("standard", "asrd")), Part(("threshold",), {"threshold": (*DRAFTING, 0.95)}))),
+        Table("drafting", "Drafting strength: threshold of WINO, threshold-only and ASRD; least drafts of Saber",
+              (STANDARD, Part(("threshold", "wino", "asrd"), {"threshold": DRAFTING}),
+               Part(("saber",), {"saber_n": (1, 2, 3, 4)})), axes=None),
+        Table("temperature", "Temperature 0.2, five seeds, mean and 95 % Student-t interval over the seeds",
+              (Part(("standard", "threshold", "wino", "saber", "asrd")),), common={"temperature": 0.2}, seeds=5),
+    ),
+    "paper-ablations": (
+        Table("modules", "Without guidance, without probe, without verification; revocation by lot",
+              (Part(("standard", "asrd")), _asrd(alpha=[0.0]), _asrd(beta=[0.0]), _asrd(verify=[False]),
+               Part(("random-revocation", "threshold")))),
+        Table("magnitude", "Guidance: weight by entropy, or the same for all",
+              (STANDARD, _asrd(magnitude=["entropy", "constant"]))),
+        Table("direction", "Probe: direction of the perturbation",
+              (STANDARD, _asrd(probe=["orthogonal", "parallel", "gaussian", "random", "none"]))),
+        Table("readings", "What the paper leaves open: scope, history of a revoked token, end-of-text among anchors",
+              (Part(("standard", "asrd")), _asrd(scope=["sequence"]), _asrd(revoked_history=["reset"]),
+               _asrd(anchor_eos=[False]))),
+    ),
+    "paper-sweeps": (
+        _sweep("window", "Consistency window k", "window", (1, 2, 3, 4)),
+        _sweep("capacity", "Capacity m of the anchor cache", "capacity", (4, 8, 12, 16, 20, 24, 32)),
+        Table("block", "Block length",
+              (Part(("standard", "wino", "saber", "threshold", "asrd"), {"block_length": (16, 32, 64, 128)}),),
+              axes=("block_length",)),
+        _sweep("alpha", "Strength of the guidance", "alpha", STRENGTHS),
+        _sweep("beta", "Strength of the probe", "beta", (*STRENGTHS, 1.0)),
+        Table("alpha-beta", "Strength of guidance and probe together",
+              (STANDARD, _asrd(alpha=(0.0, 0.1, 0.2, 0.5), beta=(0.0, 0.1, 0.3, 1.0))), axes=("alpha", "beta")),
+        _sweep("threshold", "Drafting threshold", "threshold", (0.5, *DRAFTING, 0.95), "threshold", "asrd"),
+    ),
+    "caches": (
+        Table("caches", "KV caches: what they cost in accuracy and save in time",
+              (Part(("standard", "threshold", "asrd"), {"kv_cache": (None, "prefix", "dual")}),),
+              axes=("kv_cache",)),
+        Table("refresh", "Dual cache: a full forward after so many steps at most (1: exact; None: new blocks only)",
+              (Part(("threshold", "asrd"), {"kv_refresh": (1, 2, 4, 8, None)}),),
+              common={"kv_cache": "dual"}, axes=("kv_refresh",)),
+    ),
+}  # fmt: skip

@@ -1,0 +1,205 @@
+"""Records of runs as figures: intervals, rates, speed, and each decoder's accuracy at equal forward passes."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from asrd.lab.compare.measure import Record
+from asrd.lab.compare.plan import RunSpec
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One setting over all problems and seeds. None: nothing to divide by, or nothing to compare with."""
+
+    label: str
+    decoder: str
+    settings: dict[str, Any]
+    n: int
+    accuracy: float
+    low: float  # 95 % interval: Wilson's over the problems, with several seeds Student's over the seeds' means
+    high: float
+    forwards: float  # mean forward passes a problem
+    tokens_per_forward: float
+    seconds: float  # a problem
+    speed: float | None  # seconds of `standard` / seconds
+    revoked: float  # a problem
+    precision: float | None  # of revocation: share of the revoked that were wrong
+    recall: float | None  # share of the wrong that were checked and then revoked
+    anchors: float  # a problem
+    contamination: float | None  # share of the anchors that are wrong in the result
+    error_rate: float  # share of the tokens that are wrong in the result
+    long_span: float | None  # R, share of the errors in runs of at least 15
+
+
+def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]]) -> list[Summary]:
+    """One summary a setting, its seeds together, in the order of the runs."""
+    groups: dict[str, tuple[RunSpec, list[Sequence[Record]]]] = {}
+    for run, found in zip(runs, records, strict=True):
+        groups.setdefault(RunSpec(run.decoder, run.settings).name, (run, []))[1].append(found)
+    merged = [(run, [record for seed in seeds for record in seed], len(seeds)) for run, seeds in groups.values()]
+    standards = [(run.deviations, found) for run, found, _ in merged if run.decoder == "standard"]
+    return [_summary(run, found, seeds, _reference(run, standards)) for run, found, seeds in merged]
+
+
+def _reference(run: RunSpec, standards: Sequence[tuple[dict[str, Any], Sequence[Record]]]) -> float | None:
+    """Seconds a problem of the standard decoder without a cache, where there are several of the one most like the run:
+    the one with the same block length, say."""
+    own = run.deviations.items()
+    plain = [(settings, found) for settings, found in standards if "kv_cache" not in settings] or standards
+    alike = [(len(settings), found) for settings, found in plain if settings.items() <= own]
+    chosen = max(alike, key=lambda it: it[0])[1] if alike else [record for _, found in plain for record in found]
+    return sum(record["seconds"] for record in chosen) / len(chosen) if chosen else None
+
+
+def _summary(run: RunSpec, records: Sequence[Record], seeds: int, reference: float | None) -> Summary:
+    n = len(records)
+    total = {name: sum(r[name] for r in records) for name in records[0] if name != "problem"}
+    accuracy = total["right"] / n
+    low, high = interval([r["right"] for r in records], seeds)
+    seconds = total["seconds"] / n
+    return Summary(
+        label=run.label,
+        decoder=run.decoder,
+        settings=dict(run.settings),
+        n=n,
+        accuracy=accuracy,
+        low=low,
+        high=high,
+        forwards=total["steps"] / n,
+        tokens_per_forward=total["length"] / total["steps"],
+        seconds=seconds,
+        speed=None if reference is None else reference / seconds,
+        revoked=total["revoked"] / n,
+        precision=_share(total["revoked_wrong"], total["revoked"]),
+        recall=_share(total["revoked_wrong"], total["checked_wrong"]),
+        anchors=total["anchors"] / n,
+        contamination=_share(total["anchors_wrong"], total["anchors"]),
+        error_rate=total["errors"] / total["length"],
+        long_span=_share(total["long_errors"], total["errors"]),
+    )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 97.5 % points, 1 to 10 freedoms
+
+
+def interval(right: Sequence[bool], seeds: int) -> tuple[float, float]:
+    """95 % interval of the accuracy over the problems of one seed, or of the mean over several seeds."""
+    if seeds == 1:
+        return wilson(sum(right), len(right))
+    each = len(right) // seeds
+    means = [sum(right[seed * each : (seed + 1) * each]) / each for seed in range(seeds)]
+    half = STUDENT[min(seeds - 1, len(STUDENT)) - 1] * statistics.stdev(means) / math.sqrt(seeds)
+    centre = statistics.fmean(means)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """95 % interval of a proportion."""
+    share = successes / n
+    centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low, high = (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # at 0 and 1 rounding would leave the share outside
+
+
+def at_equal_forwards(summaries: Sequence[Summary], against: str = "threshold") -> list[dict[str, Any]]:
+    """For each setting of another decoder: the accuracy of `against` at as many forward passes, between its points.
+
+    Outside the range that the points of `against` span there is nothing to say, and the setting is left out. So is all
+    of it where these points differ in more than the threshold.
+    """
+    points = [s for s in summaries if s.decoder == against]
+    if len({json.dumps({k: v for k, v in s.settings.items() if k != "threshold"}, sort_keys=True) for s in points}) > 1:
+        return []
+    curve = sorted((s.forwards, s.accuracy) for s in points)
+    found = []
+    for summary in summaries:
+        if summary.decoder in (against, "standard") or len(curve) < 2:
+            continue
+        other = interpolate(curve, summary.forwards)
+        if other is not None:
+            gain = summary.accuracy - other
+            found.append({"label": summary.label, "forwards": summary.forwards, "accuracy": summary.accuracy,
+                          against: other, "difference": gain})  # fmt: skip
+    return found
+
+
+def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
+    """The piecewise linear curve through the points (sorted by x), None outside of them."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return None
+
+
+COLUMNS = (  # heading, field, how it is shown
+    ("accuracy", "accuracy", "{:.1%}"),
+    ("95 %", None, ""),
+    ("forwards", "forwards", "{:.1f}"),
+    ("tok/fwd", "tokens_per_forward", "{:.2f}"),
+    ("ms", "seconds", "{:.0f}"),
+    ("speed", "speed", "{:.1f}x"),
+    ("revoked", "revoked", "{:.1f}"),
+    ("prec.", "precision", "{:.0%}"),
+    ("recall", "recall", "{:.0%}"),
+    ("anchors", "anchors", "{:.1f}"),
+    ("contam.", "contamination", "{:.1%}"),
+    ("errors", "error_rate", "{:.1%}"),
+    ("R", "long_span", "{:.0%}"),
+)
+
+
+def cells(summary: Summary) -> list[str]:
+    """A summary as the cells of a table row, in the order of COLUMNS, the label first."""
+    shown = [summary.label]
+    for _, name, form in COLUMNS:
+        if name is None:
+            shown.append(f"{summary.low:.1%} - {summary.high:.1%}")
+            continue
+        value = getattr(summary, name)
+        scaled = value * 1e3 if name == "seconds" and value is not None else value
+        shown.append("" if value is None else form.format(scaled))
+    return shown
+
+
+def markdown(summaries: Sequence[Summary]) -> str:
+    """The table as Markdown."""
+    head = ["decoder", *(heading for heading, _, _ in COLUMNS)]
+    rows = [head, ["---"] * len(head), *(cells(s) for s in summaries)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], title: str = "") -> None:
+    """results.json (with how it was made), results.csv and results.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    equal = at_equal_forwards(summaries)
+    content = {"about": about, "results": [asdict(s) for s in summaries], "at_equal_forwards": equal}
+    (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    heading = [f"# {title}", ""] if title else []
+    lines = [*heading, f"    {about['command']}", "", markdown(summaries), ""]
+    (folder / "results.md").write_text("\n".join(lines), encoding="utf-8")
+    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = [asdict(s) | {"settings": json.dumps(s.settings)} for s in summaries]
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def save_overview(folder: Path, command: str, made: Sequence[tuple[str, str, Sequence[Summary]]]) -> None:
+    """results.md of a preset: the command, and every table made so far (name, title, rows) with its picture."""
+    parts = [f"    {command}\n"]
+    for name, title, summaries in made:
+        parts.append(f"## {title}\n\n{markdown(summaries)}\n\n![{title}]({name}/results.png)\n")
+    (folder / "results.md").write_text("\n".join(parts), encoding="utf-8")

@@ -1,0 +1,136 @@
+"""What every diagnosis hands over: a table, some sentences and a picture; on the screen and, if asked, in a folder.
+
+Knows rows and files. Does not know what was diagnosed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rich.table
+from rich.console import Console
+
+from asrd.lab.diagnose.intervals import Estimate
+
+Columns = dict[str, Callable[[Any], str]]  # what is shown, and how
+Row = dict[str, Any]  # a column's name to text, a number or an `Estimate`
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: `rows` in full, and how each of the columns shown looks."""
+
+    name: str  # of its CSV file
+    title: str
+    rows: Sequence[Row]
+    columns: Columns
+
+    def cells(self) -> list[list[str]]:
+        """What is shown, row by row."""
+        return [
+            ["" if row.get(name) is None else form(row[name]) for name, form in self.columns.items()]
+            for row in self.rows
+        ]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A diagnosis. `draw` writes its picture to a path."""
+
+    name: str
+    tables: Sequence[Table]
+    words: Sequence[str]
+    about: dict[str, Any] = field(default_factory=dict)
+    draw: Callable[[Path], None] | None = None
+
+    def show(self) -> None:
+        """On the screen."""
+        console = Console(width=None if sys.stdout.isatty() else 200)
+        for table in self.tables:
+            shown = rich.table.Table(*table.columns, title=table.title, title_justify="left")
+            for cells in table.cells():
+                shown.add_row(*cells)
+            console.print(shown)
+        for sentence in self.words:
+            console.print(sentence, highlight=False, soft_wrap=not sys.stdout.isatty())
+
+    def save(self, folder: Path) -> list[Path]:
+        """NAME.json with everything, NAME-TABLE.csv a table, NAME.md and NAME.png; returns the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "about": self.about,
+            "words": list(self.words),
+            "tables": {table.name: [_plain(row) for row in table.rows] for table in self.tables},
+        }
+        files = [folder / f"{self.name}.json"]
+        files[0].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        for table in self.tables:
+            files.append(folder / f"{self.name}-{table.name}.csv")
+            with files[-1].open("w", newline="", encoding="utf-8") as file:
+                rows = [_flat(row) for row in table.rows]
+                names = list(dict.fromkeys(name for row in rows for name in row))
+                writer = csv.DictWriter(file, fieldnames=names, restval="")
+                writer.writeheader()
+                writer.writerows(rows)
+        files.append(folder / f"{self.name}.md")
+        files[-1].write_text(self.markdown(), encoding="utf-8")
+        if self.draw is not None:
+            files.append(folder / f"{self.name}.png")
+            self.draw(files[-1])
+        return files
+
+    def markdown(self) -> str:
+        """Tables and sentences as Markdown."""
+        lines = [f"    {self.about['command']}", ""] if "command" in self.about else []
+        for table in self.tables:
+            rows = [list(table.columns), ["---"] * len(table.columns), *table.cells()]
+            lines += [table.title, "", *("| " + " | ".join(cells) + " |" for cells in rows), ""]
+        return "\n".join([*lines, *self.words, ""])
+
+
+def text(value: Any) -> str:
+    """A cell as it is."""
+    return str(value)
+
+
+def percent(value: Any) -> str:
+    """A share or its estimate in per cent."""
+    return value.percent if isinstance(value, Estimate) else f"{100 * value:.1f} %"
+
+
+def number(form: str) -> Callable[[Any], str]:
+    """A number or estimate in this form."""
+    return lambda value: value.show(form) if isinstance(value, Estimate) else form.format(value)
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """A row for JSON, which knows no NaN."""
+    plain: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Estimate):
+            plain[name] = {"value": _known(value.value), "low": _known(value.low), "high": _known(value.high)}
+        else:
+            plain[name] = _known(value)
+    return plain
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row for CSV: an estimate takes three columns."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Estimate):
+            flat |= {name: value.value, f"{name} low": value.low, f"{name} high": value.high}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _known(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,150 @@
+"""Where the time of a step goes, for each decoder: embed, forward, LM head, statistics, commit, cache.
+
+Decoders take turns on each prompt, so that a busy machine slows them alike; a prompt's figure is the mean over its
+steps, intervals are over prompts. The cache's part is what a forward pass with a KV cache takes beyond the model's
+body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from asrd.decoders import Decoder, find_decoder
+from asrd.engine.observers.inspector import PARTS, StepClock
+from asrd.lab.compare.plan import RunSpec
+from asrd.lab.diagnose.intervals import Estimate, mean
+from asrd.lab.diagnose.samples import Sample
+from asrd.lab.diagnose.stage import Stage
+from asrd.models.adapter import ModelAdapter
+from asrd_kernels import VocabStats
+
+DECODERS = ("standard", "threshold", "factor", "wino", "saber", "asrd")
+COLUMNS = (*PARTS, "cache")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Milliseconds of a step as somebody else measured them."""
+
+    label: str
+    parts: Mapping[str, float]  # by our names; what is not there was not told apart
+    note: str
+
+
+# Table "Runtime breakdown" of the paper: LLaDA-8B-Instruct, 256 tokens, one A100 80GB. Its forward has the LM head in
+# it, its post-processing is our statistics, guided injection (3.4) and perturbed verification (3.1) are our embed, and
+# its management of the anchor cache is our commit.
+PAPER = (
+    Elsewhere("standard", {"forward": 74.3, "statistics": 3.0}, "LM head within forward"),
+    Elsewhere("asrd", {"embed": 6.5, "forward": 74.1, "statistics": 3.0, "commit": 1.3}, "LM head within forward"),
+)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Milliseconds of a decoder's step by part."""
+
+    label: str
+    parts: dict[str, Estimate]  # by COLUMNS
+    step: Estimate
+    overhead: Estimate  # all but forward and LM head, over these two
+    steps: int  # timed
+
+
+def runtime_breakdown(
+    model: Any,
+    samples: Sequence[Sample],
+    decoders: Sequence[str] = DECODERS,
+    settings: Mapping[str, Any] | None = None,
+    tokenizer: Any = None,
+    quiet: bool = True,
+) -> list[Breakdown]:
+    """Time every decoder on every sample, one sample at a time, after one untimed decode of each. Decoders that go
+    with a KV cache run without and with it if settings have `kv_cache`."""
+    runs = plan(decoders, settings or {})
+    found: dict[str, list[Tensor]] = {run.label: [] for run in runs}
+    with tqdm(total=len(runs) * (len(samples) + 1), unit="decode", desc="runtime", disable=quiet) as bar:
+        for number, sample in enumerate([samples[0], *samples]):
+            for run in runs:
+                times = time_decode(model, sample, {**run.settings, "decoder": run.decoder}, tokenizer)
+                if number > 0:
+                    found[run.label].append(times)
+                bar.update()
+    return [summarise(label, times) for label, times in found.items()]
+
+
+def plan(decoders: Sequence[str], settings: Mapping[str, Any]) -> list[RunSpec]:
+    """One run for each decoder, and a second one with the KV cache where there is one."""
+    runs = []
+    for name in decoders:
+        chosen = find_decoder(name)
+        own = {key: value for key, value in settings.items() if key in chosen.reads and not key.startswith("kv_")}
+        runs.append(RunSpec(name, own))
+        if settings.get("kv_cache") and chosen.cacheable:
+            cached = own | {key: settings[key] for key in ("kv_cache", "kv_refresh") if key in settings}
+            runs.append(RunSpec(name, cached, ("kv_cache",)))
+    return runs
+
+
+def time_decode(model: Any, sample: Sample, settings: Mapping[str, Any], tokenizer: Any = None) -> Tensor:
+    """Milliseconds [steps, COLUMNS] of one decode."""
+    clock = PartsClock()
+    stage = Stage.of(model, [sample], settings, tokenizer, wrap=clock.around)
+    stage.decode([clock])
+    return clock.by_part(stage.request.kv_cache is not None)
+
+
+def summarise(label: str, times: Sequence[Tensor]) -> Breakdown:
+    """From the milliseconds [steps, COLUMNS] of each prompt's decode."""
+    each = torch.stack([t.mean(0) for t in times])
+    parts = {name: mean(each[:, column]) for column, name in enumerate(COLUMNS)}
+    step = each.sum(1)
+    model = each[:, COLUMNS.index("forward")] + each[:, COLUMNS.index("head")]
+    return Breakdown(label, parts, mean(step), mean(step / model - 1), sum(len(t) for t in times))
+
+
+class PartsClock(StepClock):
+    """A clock that also knows how much of each forward was the model's body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bodies: list[list[tuple[Any, Any]]] = []
+
+    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+        """A step begins."""
+        super().begin(decoder, stats)
+        self.bodies.append([])
+
+    def around(self, model: Any) -> ModelAdapter:
+        """An adapter whose calls of the body are timed."""
+        clock = self
+
+        class Timed(ModelAdapter):
+            def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
+                if not clock.bodies:  # a probe, before the first step
+                    return super().body(embeds, inputs)
+                started = clock._now()
+                hidden = super().body(embeds, inputs)
+                clock.bodies[-1].append((started, clock._now()))
+                return hidden
+
+        return Timed(model)
+
+    def by_part(self, cached: bool) -> Tensor:
+        """Milliseconds [steps, COLUMNS]; without a cache the whole forward is the model's."""
+        times = torch.tensor(self.take())
+        forward, cache = times[:, PARTS.index("forward")], torch.zeros(len(times))
+        if cached:
+            body = torch.tensor([sum(self._between(*span) for span in spans) for spans in self.bodies])
+            cache = (forward - body).clamp(min=0)
+            times[:, PARTS.index("forward")] = body
+        return torch.cat([times, cache[:, None]], dim=1)
+
+    def _between(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) if self._on_cuda else 1e3 * (end - start)

@@ -1,0 +1,54 @@
+"""Problems as tensors: left-padded prompts, responses filled up with end-of-text to whole blocks.
+
+Knows the prompt's form (it must agree with the tokenizer's chat template; a test says so), not the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asrd.lab.tiny.language import ASSISTANT, ID, MASK_ID, PAD_ID, USER
+from asrd.lab.tiny.task import Problem
+
+
+@dataclass(frozen=True)
+class Batch:
+    prompt: Tensor  # [B, P] left-padded
+    attention_mask: Tensor  # [B, P+G]
+    response: Tensor  # [B, G] the sampled solution
+    free: Tensor  # [B, G] bool: wording is a matter of choice here
+
+    @property
+    def length(self) -> int:
+        return self.response.shape[1]
+
+    def canvas(self, response: Tensor) -> Tensor:
+        """Prompt and (noisy) response side by side, [B, P+G]."""
+        return torch.cat((self.prompt, response), dim=1)
+
+
+def prompt_ids(problem: Problem) -> list[int]:
+    return [ID[USER], *problem.question_ids, ID[ASSISTANT]]
+
+
+def collate(problems: Sequence[Problem]) -> Batch:
+    """One level's problems (their responses have one length) as a batch."""
+    prompts = [prompt_ids(problem) for problem in problems]
+    widest, length = max(map(len, prompts)), problems[0].response_length
+    padded = [[PAD_ID] * (widest - len(prompt)) + prompt for prompt in prompts]
+    visible = [[0] * (widest - len(prompt)) + [1] * (len(prompt) + length) for prompt in prompts]
+    free = [[slot.is_free for slot in p.slots] + [False] * (length - len(p.slots)) for p in problems]
+    return Batch(
+        torch.tensor(padded),
+        torch.tensor(visible),
+        torch.tensor([p.response_ids for p in problems]),
+        torch.tensor(free),
+    )
+
+
+def all_masked(batch: Batch) -> Tensor:
+    return torch.full_like(batch.response, MASK_ID)

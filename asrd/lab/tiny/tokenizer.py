@@ -1,0 +1,51 @@
+"""The task's vocabulary as a real `tokenizers` word-level tokenizer with a chat template.
+
+Knows the words of `language.py` and the form of a prompt: `<|user|> question <|assistant|>`. Any text tokenizes:
+it is lower-cased, split at white space and punctuation, and a word the models never saw becomes `<|unk|>`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from asrd.lab.tiny.language import EOS, ID, MASK, PAD, SPECIAL, UNK
+from asrd.lab.tiny.model import Shape
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """The tokenizer of all three models, built from the word list: the same ids on every machine."""
+    words = Tokenizer(models.WordLevel(dict(ID), unk_token=UNK))
+    words.normalizer = normalizers.Lowercase()
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens(list(SPECIAL))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        eos_token=EOS,
+        pad_token=PAD,
+        mask_token=MASK,
+        unk_token=UNK,
+        padding_side="left",
+        model_max_length=Shape(0).max_sequence_length,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Writes tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
+    build_tokenizer().save_pretrained(folder, save_jinja_files=False)
+    config = folder / "tokenizer_config.json"
+    fields = json.loads(config.read_text()) | {
+        "tokenizer_class": "PreTrainedTokenizerFast"
+    }  # known to old releases too
+    config.write_text(json.dumps(fields, indent=2) + "\n")

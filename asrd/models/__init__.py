@@ -1,0 +1,29 @@
+"""From a checkpoint to "embeddings in, logits of chosen rows out".
+
+LLaDA runs on transformers' `LlamaForCausalLM`, Dream on `Qwen2ForCausalLM`, both with bidirectional attention: no
+remote code is needed.
+
+source       where a checkpoint is: Hub id, folder or packaged model; its JSON files and its tokenizer
+translate    what its config.json means for transformers' classes, or why it must be refused
+weights      `load`: the model with every key accounted for, bidirectional, on the right attention implementation
+adapter      `ModelAdapter`: one way to call every diffusion model
+special_ids  mask, EOS, pad and end-of-turn ids of a model
+packaged/    the trained models that ship with the package
+"""
+
+from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.source import packaged
+from asrd.models.special_ids import SpecialIds, find_id, special_ids
+from asrd.models.weights import flash_is_usable, load, make_bidirectional
+
+__all__ = [
+    "AttentionLayout",
+    "ModelAdapter",
+    "SpecialIds",
+    "find_id",
+    "flash_is_usable",
+    "load",
+    "make_bidirectional",
+    "packaged",
+    "special_ids",
+]

@@ -1,0 +1,274 @@
+"""`ModelAdapter`: one way to call every diffusion model: embeddings in, logits of chosen rows out.
+
+Knows the mask and position conventions of the model families and how to find a model's special ids. Does not know
+the decoder. What it finds out by running the model on a few tokens is remembered per model object.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_bidirectional_mask
+
+log = logging.getLogger("asrd")
+
+PROBE_LENGTH = 6
+BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
+
+
+@dataclass
+class Capabilities:
+    """What short test forwards showed about a model."""
+
+    split: bool  # LM head can be applied to chosen rows of the body's output
+    width: int  # of the logits; at most the table's length
+    padding_exact: bool | None = None  # a padded row gives the logits of the row alone; None: not tested yet
+    keeps_layout: bool | None = None  # it honours a 4-D mask and position ids; None: not tested yet
+    no_cache_reason: str | None = None  # why it cannot use a KV cache, "" if it can; None: not tested yet
+    uncapturable: dict[type, str] = field(default_factory=dict)  # why no CUDA graph came of steps with a decoder
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Which of the N positions of a forward attend to which, and their position ids."""
+
+    visible: Tensor  # [B, N, N] bool: may the position in the second dimension attend to the one in the third?
+    positions: Tensor  # [B, N] int64
+
+
+_capabilities: WeakKeyDictionary[nn.Module, Capabilities] = WeakKeyDictionary()
+
+
+class ModelAdapter:
+    """A model as the loop sees it: `body` on the whole canvas, then `head` on the rows that are wanted."""
+
+    def __init__(self, model: Any):
+        if not issubclass(type(model), nn.Module):
+            hint = "; asrd.load returns (model, tokenizer)" if isinstance(model, tuple) else ""
+            raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}{hint}")
+        embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+        if embedding is None or not hasattr(embedding, "weight"):
+            raise ValueError(
+                f"{type(model).__name__} has no get_input_embeddings() with a weight; asrd needs the table"
+            )
+        parameters = inspect.signature(model.forward).parameters
+        anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self.model = model
+        self.config = getattr(model, "config", None)
+        self.embedding, self.table = embedding, embedding.weight
+        if self.table.is_meta:
+            raise ValueError(f"the embedding table of {type(model).__name__} is offloaded; keep it on a device")
+        self.takes_use_cache = "use_cache" in parameters
+        if not anything and "inputs_embeds" not in parameters:
+            raise ValueError(f"{type(model).__name__}.forward does not take inputs_embeds; asrd edits embeddings")
+        kind = str(getattr(self.config, "model_type", "")).lower()
+        if kind in BLOCK_CAUSAL:
+            raise ValueError(f"model_type={kind!r} needs block-causal attention in aligned blocks; not supported yet")
+        self.takes_positions = "position_ids" in parameters or (anything and kind != "llada")
+        self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes want it
+        self.shift = int(bool(getattr(self.config, "logits_shift", kind == "dream")))
+        compiled = hasattr(model, "_orig_mod")  # torch.compile's wrapper: calling a part would go round it
+        parted = not compiled and isinstance(getattr(model, "base_model", None), nn.Module)
+        self.split_body = model.base_model if parted else model
+        self.split_head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        capabilities = _capabilities.get(model)
+        if capabilities is None:
+            capabilities, keep = self._probe()
+            if keep:
+                _capabilities[model] = capabilities
+        self.capabilities = capabilities
+        self.split = capabilities.split
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the embedding table."""
+        return self.table.shape[0]
+
+    @property
+    def context_length(self) -> int | None:
+        """Longest sequence the model was built for, if its config says."""
+        for name in ("max_position_embeddings", "max_sequence_length"):
+            if isinstance(limit := getattr(self.config, name, None), int):
+                return limit
+        return None
+
+    def inputs(self, attention: Tensor | None = None, positions: Tensor | None = None) -> dict[str, Any]:
+        """What every forward of one decode is given besides the embeddings, in the form that this model wants.
+
+        attention [B, L] int64 of 0 and 1 and positions [B, L] int64, or None where no row is padded.
+        """
+        inputs: dict[str, Any] = {"use_cache": False} if self.takes_use_cache else {}
+        if self.outer_mask:
+            inputs["attention_mask"] = "full" if attention is None else _outer(attention.bool())
+        elif attention is not None:
+            inputs["attention_mask"] = self._ready_mask(attention)
+        if positions is not None and self.takes_positions:
+            inputs["position_ids"] = positions
+        return inputs
+
+    def inputs_for_layout(self, layout: AttentionLayout, copies: int = 1) -> dict[str, Any]:
+        """As `inputs`, for a forward with an attention layout of its own; `copies` of the batch."""
+        inputs: dict[str, Any] = {"use_cache": False} if self.takes_use_cache else {}
+        mask = layout.visible[:, None].repeat(copies, 1, 1, 1)
+        if getattr(self.config, "_attn_implementation", None) == "eager":  # adds its mask to the scores
+            closed = torch.finfo(self.table.dtype).min
+            mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
+        return inputs | {"attention_mask": mask, "position_ids": layout.positions.repeat(copies, 1)}
+
+    def key_mask(self, attention: Tensor | None) -> Tensor | None:
+        """Which keys a slice of the canvas sees: [B, 1, 1, L] to be expanded to its queries, else [B, L]; or None: all.
+
+        attention [B, L] int64 of 0 and 1, or None where no row is padded.
+        """
+        if attention is None:
+            return None
+        return attention.bool()[:, None, None] if self.outer_mask else self._ready_mask(attention, queries=1)
+
+    def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] where the two cannot be parted."""
+        if self.split:
+            return self.split_body(inputs_embeds=embeds, **inputs).last_hidden_state
+        return self.full_logits(embeds, inputs)
+
+    def full_logits(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Logits [B, L, V] as the model itself gives them."""
+        output = self.model(inputs_embeds=embeds, **inputs)
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if logits is None:
+            raise ValueError(f"the model's forward returned {type(output).__name__}, which has no logits")
+        return logits
+
+    def head(self, rows: Tensor) -> Tensor:
+        """Logits [N, V] of rows [N, D] of `body`'s output."""
+        return self.split_head(rows) if self.split else rows  # type: ignore[misc]
+
+    def require_padding(self) -> None:
+        """Raise unless padding changes nothing; some models ignore their attention mask or position ids silently."""
+        if self.capabilities.padding_exact is None:
+            self.capabilities.padding_exact = self._probe_padding()
+        if not self.capabilities.padding_exact:
+            raise ValueError(
+                f"{type(self.model).__name__} does not read a padded row as it reads the row alone, so a padded batch"
+                " would give wrong text: load the checkpoint with asrd.load, or decode prompts of one length together"
+            )
+
+    def require_attention_layout(self, what: str) -> None:
+        """Raise unless the model keeps to any mask and position ids that it is given, as `what` needs it."""
+        attention = str(getattr(self.config, "_attn_implementation", None))
+        if "flash" in attention:
+            raise ValueError(
+                f"{what} hides some positions from others, which attn_implementation={attention!r} cannot do:"
+                " load the model with attn_implementation='sdpa' or 'eager', or use another decoder"
+            )
+        if self.capabilities.keeps_layout is None:
+            self.capabilities.keeps_layout = self._probe_layout()
+        if not self.capabilities.keeps_layout:
+            raise ValueError(
+                f"{type(self.model).__name__} does not take an attention mask of shape [batch, 1, length, length] with"
+                f" position_ids, which {what} needs: load the checkpoint with asrd.load, or use another decoder"
+            )
+
+    def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
+        """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
+        (and look at from the host while doing so), for all queries or for so many."""
+        ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
+        if not ours or getattr(self.config, "_attn_implementation", None) not in ("sdpa", "eager"):
+            return attention
+        batch, length = attention.shape
+        shape_only = self.table.new_zeros(1, 1, 1).expand(batch, length if queries is None else queries, 1)
+        mask = create_bidirectional_mask(self.model.config, shape_only, attention)
+        return mask if isinstance(mask, Tensor) else attention
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[Capabilities, bool]:
+        """Find out by short forwards whether the model can be driven (else an error) and whether body and head can be
+        parted. Also says whether the capabilities may be kept: not if these forwards gave no numbers."""
+        name, ids = type(self.model).__name__, self.probe_ids(0)
+        first, second = self.table[ids], self.table[self.probe_ids(1)]
+        if not torch.equal(self.embedding(ids).to(first.dtype), first):
+            raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
+        training = self.model.training
+        self.model.eval()
+        try:
+            logits = self.full_logits(first, self.inputs())
+            if logits.shape[:2] != ids.shape or logits.shape[2] > self.vocab_size:
+                raise ValueError(
+                    f"{name} gave logits of shape {tuple(logits.shape)}, not {(*ids.shape, self.vocab_size)}"
+                )
+            changed = self.full_logits(second, self.inputs())
+            if torch.equal(logits[:, 0], changed[:, 0]):
+                raise ValueError(
+                    f"{name} is causal: its first prediction does not change when a later token does."
+                    " Diffusion decoding needs bidirectional attention; load LLaDA and Dream checkpoints with asrd.load"
+                )
+            capabilities = Capabilities(split=self._can_split(first, logits), width=logits.shape[2])
+        finally:
+            self.model.train(training)
+        return capabilities, bool(logits.isfinite().all())
+
+    def _can_split(self, embeds: Tensor, logits: Tensor) -> bool:
+        name = type(self.model).__name__
+        if self.split_body is self.model or self.split_head is None:
+            log.info("%s: LM head on the whole canvas, since the model has no separate body and head", name)
+            return False
+        try:
+            hidden = self.split_body(inputs_embeds=embeds, **self.inputs()).last_hidden_state
+            rebuilt = self.split_head(hidden)
+        except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+            log.warning("%s: LM head on the whole canvas, since the body alone cannot be called: %s", name, error)
+            return False
+        if rebuilt.shape != logits.shape or not torch.allclose(rebuilt.float(), logits.float(), rtol=1e-3, atol=1e-4):
+            log.warning("%s: LM head on the whole canvas, since its logits are more than head(body(x))", name)
+            return False
+        return True
+
+    @torch.no_grad()
+    def _probe_padding(self) -> bool:
+        """Does a row behind padding, whatever that holds, read as the row alone?"""
+        alone = self.table[self.probe_ids(0)]
+        attention = torch.ones(1, alone.shape[1] + 1, dtype=torch.int64, device=alone.device)
+        attention[:, 0] = 0
+        inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
+        wanted = self.body(alone, self.inputs()).float()
+        scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        for pad in (alone[:, :1], alone[:, -1:]):
+            found = self.body(torch.cat([pad, alone], dim=1), inputs)[:, 1:].float()
+            if not torch.allclose(found, wanted, rtol=scale, atol=scale * float(wanted.abs().max())):
+                return False
+        return True
+
+    @torch.no_grad()
+    def _probe_layout(self) -> bool:
+        """Do copies appended to a row, each attending to the row but for its own original, give the originals' logits,
+        and do the row's own logits stay the same?"""
+        alone = self.table[self.probe_ids(0)]
+        length, wanted = alone.shape[1], self.body(alone, self.inputs())
+        place = torch.arange(2 * length, device=alone.device) % length
+        own = torch.eye(length, dtype=torch.bool, device=alone.device)
+        visible = torch.cat([torch.cat([~own | own, own & ~own], 1), torch.cat([~own, own], 1)])
+        try:
+            found = self.body(
+                alone.repeat(1, 2, 1), self.inputs_for_layout(AttentionLayout(visible[None], place[None]))
+            )
+        except (TypeError, ValueError, RuntimeError, AssertionError, IndexError):
+            return False
+        scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        bound = scale * float(wanted.abs().max())
+        return torch.allclose(found.float(), wanted.repeat(1, 2, 1).float(), rtol=scale, atol=bound)
+
+    def probe_ids(self, last: int) -> Tensor:
+        """[1, PROBE_LENGTH] ids spread over the vocabulary; `last` changes the last of them."""
+        spread = [(i * self.vocab_size) // PROBE_LENGTH for i in range(PROBE_LENGTH)]
+        spread[-1] = (spread[-1] + last * max(1, self.vocab_size // 2)) % self.vocab_size
+        return torch.tensor([spread], device=self.table.device)
+
+
+def _outer(visible: Tensor) -> Tensor:
+    return visible[:, None, None, :] & visible[:, None, :, None]

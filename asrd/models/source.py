@@ -1,0 +1,121 @@
+"""Where a checkpoint is, and the small files in it.
+
+Knows folders, Hub ids, packaged models, JSON and tokenizer files. Does not know what a config means. Runs no remote
+code unless told to.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers.utils.hub import cached_file
+
+log = logging.getLogger("asrd")
+
+PACKAGED_NAMES = ("tiny", "tiny-plain", "tiny-shift")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
+
+
+def packaged(name: str) -> Path | None:
+    """Folder of a model that ships with this package (original LLaDA or Dream layout), None if this build has none."""
+    folder = Path(__file__).parent / "packaged" / name
+    return folder if name in PACKAGED_NAMES and (folder / "config.json").is_file() else None
+
+
+def resolve(path_or_id: str | os.PathLike[str]) -> str:
+    """The folder or Hub id that is meant."""
+    name = os.fspath(path_or_id)
+    if name in PACKAGED_NAMES:
+        folder = packaged(name)
+        if folder is None:
+            raise ValueError(f"this build of asrd has no model {name!r}: give a Hub id or the folder of a checkpoint")
+        return str(folder)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path)
+    if path.exists():
+        raise ValueError(f"{name!r} is a file: give the folder that holds config.json")
+    if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
+        raise ValueError(f"{name!r} does not exist: give a folder, or a Hub id such as 'GSAI-ML/LLaDA-8B-Instruct'")
+    return name
+
+
+def read_json(source: str, name: str, hub: Mapping[str, Any], *, required: bool = False) -> dict[str, Any]:
+    """A JSON file of the checkpoint, {} if it has no such file and none is required. hub: revision, token, ..."""
+    file = _find(source, name, hub, required=required)
+    if file is None and required:
+        raise ValueError(f"{source!r} has no {name}: give the folder or Hub id of a transformers checkpoint")
+    if file is None:
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} of {source!r} is not a JSON object: {error}") from error
+
+
+def weight_names(source: str, hub: Mapping[str, Any]) -> list[str]:
+    """The names of the weights in a safetensors checkpoint, without reading them; [] for another format."""
+    index = read_json(source, "model.safetensors.index.json", hub)
+    if index:
+        return sorted(index["weight_map"])
+    file = _find(source, "model.safetensors", hub)
+    if file is None:
+        return []
+    try:
+        with safe_open(file, framework="pt") as weights:
+            return sorted(weights.keys())
+    except SafetensorError as error:
+        raise ValueError(f"cannot read {str(file)!r}, which is broken or incomplete: {error}") from error
+
+
+def load_tokenizer(source: str, hub: Mapping[str, Any], *, remote_code: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer, padding on the left; None, with a warning, if the checkpoint has none.
+
+    Without remote code tokenizer.json is taken as it is, since AutoTokenizer may rebuild it as the model type's own
+    class would have it (Qwen2's does), and a bare vocab.json is Dream's, whose own class is a copy of Qwen2's.
+    """
+    present = [name for name in TOKENIZER_FILES if _find(source, name, hub) is not None]
+    if not present:
+        log.warning("%s has no tokenizer files: the tokenizer is None and prompts must be token ids", source)
+        return None
+    tokenizer_class: Any = AutoTokenizer
+    if not remote_code and "tokenizer.json" in present:
+        tokenizer_class = PreTrainedTokenizerFast
+    elif not remote_code and "vocab.json" in present:
+        tokenizer_class = Qwen2Tokenizer
+    try:
+        tokenizer: PreTrainedTokenizerBase = tokenizer_class.from_pretrained(
+            source, padding_side="left", trust_remote_code=remote_code, **hub
+        )
+    except Exception as error:  # tokenizer libraries raise bare Exception on files that they cannot read
+        raise ValueError(f"cannot read the tokenizer of {source!r} ({', '.join(present)}): {error}") from error
+    if tokenizer_class is Qwen2Tokenizer:
+        _check_added_tokens(tokenizer, read_json(source, "tokenizer_config.json", hub))
+    return tokenizer
+
+
+def _check_added_tokens(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any]) -> None:
+    """A vocabulary read anew numbers its added tokens in order of appearance: refuse it if that gives other ids."""
+    for declared, token in config.get("added_tokens_decoder", {}).items():
+        actual = tokenizer.convert_tokens_to_ids(token["content"])
+        if actual != int(declared):
+            raise ValueError(
+                f"tokenizer_config.json gives {token['content']!r} the id {declared} but it would get {actual}:"
+                " add a tokenizer.json that says all ids"
+            )
+
+
+def _find(source: str, name: str, hub: Mapping[str, Any], *, required: bool = False) -> Path | None:
+    try:
+        file = cached_file(source, name, _raise_exceptions_for_missing_entries=required, **hub)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot find {name} of {source!r}, be it a folder or a Hub id: {error}") from error
+    return None if file is None else Path(file)

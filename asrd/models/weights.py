@@ -1,0 +1,187 @@
+"""`load`: from a checkpoint to a model that can be decoded with.
+
+Knows how transformers fills a model and what makes one bidirectional. Does not know how a model is called (adapter.py).
+
+The rest of the package reads from a loaded model: `config.mask_token_id`, `config.logits_shift` (True: the logits of
+position i stand in row i-1) and `config.is_causal` (False). `save_pretrained` keeps these marks and `load` reads them.
+One thing differs from LLaDA's own code: in half precision that rotates queries and keys in float32, Llama's does not.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from asrd.models.source import load_tokenizer, read_json, resolve, weight_names
+from asrd.models.special_ids import END_OF_TURN
+from asrd.models.translate import Plan, translation_of, with_token_ids
+
+log = logging.getLogger("asrd")
+
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+OUR_ARGUMENTS = ("config", "ignore_mismatched_sizes", "key_mapping", "output_loading_info", "state_dict")
+
+
+def load(
+    path_or_id: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device_map: Any = None,
+    attn_implementation: str = "auto",
+    trust_remote_code: bool = False,
+    **from_pretrained_kwargs: Any,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Load a diffusion LLM: bidirectional, in eval mode, every weight accounted for.
+
+    path_or_id: Hub id, local folder, or the name of a model that ships with the package ("tiny").
+    dtype: "auto" is the checkpoint's own. device_map: as in transformers.
+    attn_implementation: "auto" is FlashAttention if flash-attn is installed and the model is in half precision on CUDA,
+        else SDPA; every name that transformers knows is passed on.
+    trust_remote_code: run the checkpoint's own code, if its architecture is not known here.
+    from_pretrained_kwargs: go to transformers' `from_pretrained` (revision, quantization_config, tp_plan, ...).
+
+    Returns (model, tokenizer). The tokenizer pads on the left; it is None if the checkpoint has none.
+    Raises ValueError that says what is wrong and what would be right.
+    """
+    _check_arguments(from_pretrained_kwargs)
+    source = resolve(path_or_id)
+    hub = {name: from_pretrained_kwargs[name] for name in HUB_ARGUMENTS if name in from_pretrained_kwargs}
+    raw = read_json(source, "config.json", hub, required=True)
+    translate = translation_of(raw, source, trust_remote_code)
+    tokenizer = load_tokenizer(source, hub, remote_code=translate is None)
+    generation = read_json(source, "generation_config.json", hub)
+    raw = with_token_ids(raw, generation, getattr(tokenizer, "mask_token_id", None))
+
+    arguments = {**from_pretrained_kwargs, "dtype": dtype, "device_map": device_map}
+    if attn_implementation != "auto":
+        arguments["attn_implementation"] = attn_implementation
+    if translate is None:
+        return _load_remote(source, raw, arguments), tokenizer
+    model = _load_planned(source, translate(raw), hub, {"attn_implementation": "sdpa", **arguments})
+    if attn_implementation == "auto" and flash_is_usable(model):
+        _try_flash(model)
+    if tokenizer is not None and END_OF_TURN in tokenizer.get_vocab():
+        model.config.eot_token_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
+    return model, tokenizer
+
+
+def make_bidirectional(model: PreTrainedModel) -> None:
+    """Let every position of a Llama-like decoder see every other one, in eager, SDPA and flash alike.
+
+    The mark in the config chooses the mask that transformers builds, and is saved with a model. Where no mask is built
+    (SDPA and flash without padding) `is_causal` decides: transformers takes it from the config when a whole model is
+    called, and from the attention module when a layer is called alone. So both are set.
+    """
+    windows = {kind for kind in getattr(model.config, "layer_types", None) or () if kind != "full_attention"}
+    if windows:
+        raise ValueError(f"layer_types has {sorted(windows)}: all layers must be 'full_attention', to see everything")
+    model.config.is_causal = False
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = False
+
+
+def flash_is_usable(model: PreTrainedModel) -> bool:
+    """Whether FlashAttention can run this model where it is: asks for the distribution, never imports it."""
+    try:
+        importlib.metadata.version("flash-attn")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    on_cuda = all(parameter.device.type == "cuda" for parameter in model.parameters())
+    return on_cuda and model.dtype in (torch.float16, torch.bfloat16)
+
+
+def _try_flash(model: PreTrainedModel) -> None:
+    try:
+        model.set_attn_implementation("flash_attention_2")
+    except (ImportError, ValueError) as error:
+        log.warning("flash-attn is installed but transformers cannot use it, so SDPA it is: %s", error)
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    if "torch_dtype" in given:
+        raise ValueError("asrd.load does not take torch_dtype=: write dtype=")
+    for name in OUR_ARGUMENTS:
+        if name in given:
+            raise ValueError(f"asrd.load does not take {name}=: it sets that itself, from the checkpoint")
+
+
+def _load_planned(source: str, plan: Plan, hub: Mapping[str, Any], arguments: Mapping[str, Any]) -> PreTrainedModel:
+    if plan.keys:
+        # A stored weight that bears our name already would take the place of the one that is renamed to it.
+        strangers = [name for name in weight_names(source, hub) if _renamed(name, plan.keys) is None]
+        _refuse_misfits(source, {"unexpected": strangers})
+    ours: dict[str, Any] = {"config": plan.config, "key_mapping": _patterns(plan.keys)}
+    if plan.generation is not None:
+        ours["generation_config"] = plan.generation
+    model: Any = _from_pretrained(plan.model_class, source, plan.keys, **{**ours, **arguments})
+    if plan.config.tie_word_embeddings and not model.all_tied_weights_keys:
+        raise ValueError(f"{source!r} ties its embedding tables in config.json but holds two different ones: untie")
+    model._weight_conversions = []  # else save_pretrained writes the original names beside a Llama config
+    make_bidirectional(model)
+    return cast(PreTrainedModel, model)
+
+
+def _load_remote(source: str, raw: Mapping[str, Any], arguments: Mapping[str, Any]) -> PreTrainedModel:
+    auto_class = AutoModelForCausalLM if "AutoModelForCausalLM" in raw["auto_map"] else AutoModel
+    model = _from_pretrained(auto_class, source, {}, trust_remote_code=True, **arguments)
+    model.config.mask_token_id = raw["mask_token_id"]
+    return model
+
+
+def _from_pretrained(loader: Any, source: str, keys: Mapping[str, str], **arguments: Any) -> PreTrainedModel:
+    """`from_pretrained` that refuses to initialise afresh what it did not find. keys: name there -> name here."""
+    try:
+        model, info = loader.from_pretrained(
+            source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+        )
+    except (ImportError, OSError, SafetensorError) as error:
+        raise ValueError(f"cannot load {source!r}: {error}") from error
+
+    originals = {ours: theirs for theirs, ours in keys.items()}
+
+    def there(name: str) -> str:
+        return _renamed(name, originals) or name
+
+    misfits = {kind: [there(name) for name in info[f"{kind}_keys"]] for kind in ("missing", "unexpected")}
+    misfits["of the wrong shape"] = [
+        f"{there(name)} (is {tuple(found)}, must be {tuple(due)})" for name, found, due in info["mismatched_keys"]
+    ]
+    _refuse_misfits(source, misfits)
+    return cast(PreTrainedModel, model)
+
+
+def _refuse_misfits(source: str, misfits: Mapping[str, Collection[str]], limit: int = 8) -> None:
+    """Raise if any kind of misfit has names, and name the first few."""
+    problems = []
+    for kind, names in misfits.items():
+        if names:
+            rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+            problems.append(f"{kind}: {', '.join(sorted(names)[:limit])}{rest}")
+    if problems:
+        raise ValueError(f"the weights of {source!r} do not fit its config.json; {'; '.join(problems)}")
+
+
+def _patterns(keys: Mapping[str, str]) -> dict[str, str]:
+    r"""{"a.{i}.b": "c.{i}.d"} as patterns over whole names, with one group at most: transformers leaves \2 as it is."""
+    return {
+        "^" + re.escape(old).replace(r"\{i\}", r"(\d+)") + r"\.": new.replace("{i}", r"\1") + "."
+        for old, new in keys.items()
+    }
+
+
+def _renamed(name: str, keys: Mapping[str, str]) -> str | None:
+    """The name that `keys` gives to a weight, None if it does not mention it."""
+    for pattern, replacement in _patterns(keys).items():
+        if re.match(pattern, name):
+            return re.sub(pattern, replacement, name)
+    return None

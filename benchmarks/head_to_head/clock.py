@@ -1,0 +1,89 @@
+"""Where the time goes: a clock that knows which part of a step is running, hung on model, decoder and cache.
+
+A part that runs inside another is taken out of it. Everything is watched from outside: the loop is the package's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from asrd.decoders import Decoder
+from asrd.engine import loop
+
+PARTS = ("embed", "forward", "cache", "LM head", "statistics", "commit")  # statistics: and all that is small
+
+
+class Clock:
+    """Seconds by part, each without the parts inside it."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self._running: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What happens inside is this part's."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, name: str) -> None:
+        """Stop the part that runs, if any, and start this one."""
+        self._switch()
+        self._running.append(name)
+
+    def leave(self) -> None:
+        """Go on with the part before."""
+        self._switch()
+        self._running.pop()
+
+    def _switch(self) -> None:
+        now = time.perf_counter()
+        if self._running:
+            self.seconds[self._running[-1]] += now - self._since
+        self._since = now
+
+    def reset(self) -> None:
+        """Forget what was counted; the part that runs goes on from now."""
+        self._switch()
+        self.seconds.clear()
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, its time counted."""
+
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            with self.part(name):
+                return function(*arguments, **keywords)
+
+        return counted
+
+    # --- what it hangs on ---
+
+    @contextmanager
+    def on_model(self, model: Any) -> Iterator[None]:
+        """Body and LM head, whoever calls them."""
+        hooks = []
+        for module, name in ((model.base_model, "forward"), (model.get_output_embeddings(), "LM head")):
+            hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self.enter(name)))
+            hooks.append(module.register_forward_hook(lambda *_: self.leave()))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def on_decode(self, run: loop.Run, decoder: Decoder) -> None:
+        """A decoder's parts, and what its cache does around and within the forward pass; they serve one decode."""
+        for name in ("embed", "commit"):
+            setattr(decoder, name, self.around(name, getattr(decoder, name)))
+        if run.cache is not None:
+            run.cache.schedule.due = self.around("cache", run.cache.schedule.due)  # type: ignore[method-assign]
+            run.cache.parts.recompute = self.around("cache", run.cache.parts.recompute)  # type: ignore[method-assign]
+            run.cache.parts.cache.update = self.around("cache", run.cache.parts.cache.update)  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""The kernels: cost, budgets, launches, memory traffic, timing on a GPU."""

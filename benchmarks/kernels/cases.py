@@ -1,0 +1,207 @@
+"""The operations of a step on inputs of a given shape, and the bytes that each cannot do without.
+
+Used by the memory-safety, compile-only and cost checks alike, so that they look at the same launches. Inputs are
+those of a decode in mid-course: anchors in the ring, masks with and without a recorded entropy, pending tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_state, wanted_slots
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on prepared inputs. `compulsory`: every input byte that matters once, every output byte once; None
+    for `commit`, where what matters depends on the decisions."""
+
+    operation: str
+    label: str
+    run: Callable[[Callable[..., Any]], Any]  # of an implementation: the Triton launcher or the PyTorch twin
+    compulsory: int | None
+    reset: Callable[[], None] = lambda: None  # puts the inputs back that a run has changed
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """Bytes of the tensors' elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def stats_case(
+    rows: int,
+    vocab: int,
+    dtype: torch.dtype,
+    *,
+    temperature: float = 0.0,
+    unwanted: int = 0,
+    gap: int = 0,
+    device: str = "cpu",
+) -> Case:
+    """`vocab_stats` of `rows` rows, the last `unwanted` of them unused slots; `gap` columns lie between two rows."""
+    logits = torch.randn(rows, vocab + gap, generator=torch.Generator().manual_seed(0)).to(dtype)[:, :vocab].to(device)
+    if gap == 0:
+        logits = logits.contiguous()
+    slot = torch.arange(rows, device=device)
+    length = rows
+    position = torch.where(slot < rows - unwanted, slot, length)
+    readout = Readout(
+        forbidden=torch.tensor([0, vocab - 1][: max(1, min(2, vocab - 1))], device=device),
+        row_ids=torch.arange(1, device=device),
+        temperature=temperature,
+        seed=3,
+    )
+    out = _buffers(1, length, torch.promote_types(dtype, torch.float32), device)
+    row = torch.zeros_like(slot)
+    wanted = rows - unwanted
+    compulsory = wanted * (vocab * logits.element_size() + sum(t.element_size() for t in out)) + nbytes(position)
+    noise = f", t={temperature}" if temperature else ""
+    label = f"N={rows}{f' ({unwanted} unused)' if unwanted else ''}, V={vocab}{'+' + str(gap) if gap else ''}{noise}"
+    return Case(
+        "vocab_stats",
+        label,
+        lambda op: op(logits, row, position, readout, out),
+        compulsory if wanted else nbytes(position),
+    )
+
+
+def head_case(
+    rows: int,
+    vocab: int,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    temperature: float = 0.0,
+    unwanted: int = 0,
+    device: str = "cpu",
+) -> Case:
+    """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
+    hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
+    weight = torch.zeros(vocab, dim, device=device, dtype=dtype)  # costs no memory until somebody looks
+    slot = torch.arange(rows, device=device)
+    position = torch.where(slot < rows - unwanted, slot, rows)
+    readout = Readout(
+        forbidden=torch.tensor([0][: vocab - 1], dtype=torch.int64, device=device),
+        row_ids=torch.arange(1, device=device),
+        temperature=temperature,
+        seed=3,
+    )
+    out, row = _buffers(1, rows, torch.float32, device), torch.zeros_like(slot)
+    wanted = rows - unwanted
+    compulsory = nbytes(weight) + wanted * (dim * hidden.element_size() + sum(t.element_size() for t in out))
+    label = f"N={rows}, V={vocab}, D={dim}{f', t={temperature}' if temperature else ''}"
+    return Case("fused_head", label, lambda op: op(hidden, weight, row, position, readout, out), compulsory)
+
+
+def _buffers(batch: int, length: int, precision: torch.dtype, device: str) -> VocabStats:
+    kinds = (torch.int64, precision, precision, torch.bool)
+    return VocabStats(*(torch.zeros(batch, length + 1, dtype=kind, device=device) for kind in kinds))
+
+
+def embed_case(
+    batch: int,
+    prompt: int,
+    length: int,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    vocab: int = 1000,
+    anchors: int | None = None,
+    device: str = "cpu",
+    **settings: Any,
+) -> Case:
+    """`anchor_embed` of a canvas [batch, prompt + length]."""
+    rules = _rules(settings, length)
+    precision = torch.promote_types(dtype, torch.float32)
+    state = a_state(batch, prompt, length, rules, vocab, anchors, precision, device=device)
+    table = torch.randn(vocab, dim, generator=torch.Generator().manual_seed(1)).to(device=device, dtype=dtype)
+    row_ids = torch.arange(batch, device=device)
+    needed = int(state.tokens.unique().numel())  # rows of the table; anchors are on the canvas too
+    edges = nbytes(state.tokens, state.pending, state.guided, state.entropy, state.ring[:, : rules.capacity])
+    compulsory = (needed + state.tokens.numel()) * dim * table.element_size() + edges
+    label = f"B={batch}, L={prompt + length}, D={dim}, m={rules.capacity}, {rules.probe}"
+    return Case("anchor_embed", label, lambda op: op(state, table, rules, row_ids), compulsory)
+
+
+def commit_case(
+    batch: int,
+    prompt: int,
+    length: int,
+    *,
+    precision: torch.dtype = torch.float32,
+    device: str = "cpu",
+    **settings: Any,
+) -> Case:
+    """`commit` of random statistics to a canvas [batch, prompt + length]."""
+    rules = _rules(settings, length)
+    state = a_state(batch, prompt, length, rules, 1000, None, precision, device=device)
+    buffers = _buffers(batch, length, precision, device)
+    draw = torch.Generator().manual_seed(2)
+    buffers.top1.copy_(torch.randint(3, 1000, buffers.top1.shape, generator=draw))
+    buffers.confidence.copy_(torch.rand(buffers.confidence.shape, generator=draw))
+    buffers.entropy.copy_(torch.rand(buffers.entropy.shape, generator=draw))
+    stats = VocabStats(*(values[:, :length] for values in buffers))
+    label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
+    mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
+    slots = wanted_slots(state, rules)
+    mine.append(slots)
+    before = [tensor.clone() for tensor in mine]
+
+    def reset() -> None:
+        for tensor, value in zip(mine, before, strict=True):
+            tensor.copy_(value)
+
+    return Case("commit", label, lambda op: op(state, stats, rules, slots), None, reset)
+
+
+def _rules(settings: dict[str, Any], length: int) -> Rules:
+    chosen = {"mask_id": MASK_ID, "pad_id": PAD_ID, "eos_ids": (EOS_ID,), "threshold": 0.7} | settings
+    chosen["block_length"] = min(chosen.get("block_length", 32), length)
+    chosen["capacity"] = min(chosen.get("capacity", 16), length)
+    return Rules(**chosen)
+
+
+def a_state(
+    batch: int,
+    prompt: int,
+    length: int,
+    rules: Rules,
+    vocab: int,
+    anchors: int | None,
+    precision: torch.dtype = torch.float32,
+    *,
+    device: str = "cpu",
+) -> DecodeState:
+    """A decode in mid-course: half of the second block (or the only one) drafted, a few of its tokens pending, others
+    anchors (`anchors` of them in each row, or i in row i)."""
+    draw = torch.Generator().manual_seed(batch * 1000 + length)
+    ids = torch.randint(3, vocab, (batch, prompt), generator=draw)
+    state = new_state(ids.to(device), length, rules, precision)
+    active = 1 if length > rules.block_length else 0
+    first, end = active * rules.block_length, min((active + 1) * rules.block_length, length)
+    drafted = torch.arange(length, device=device) < (first + end + 1) // 2
+    text = torch.randint(3, vocab, (batch, length), generator=draw).to(device)
+    state.generated.copy_(torch.where(drafted, text, rules.mask_id))
+    masked = ~drafted.expand(batch, -1)
+    here = (state.block_of == active).expand(batch, -1)
+    state.active.fill_(active)
+    state.guided.copy_(masked if rules.scope == "sequence" else masked & here)
+    state.pending.copy_(drafted & here & (state.positions % 3 == 0))
+    entropy = torch.rand(batch, length, generator=draw).to(device) * 5
+    state.entropy.copy_(torch.where(state.guided & (state.positions % 5 != 4), entropy, -1.0))
+    state.last.copy_(text.where(state.positions % 2 == 0, torch.full_like(text, -1)))
+    state.run.copy_((state.last >= 0).long())
+    state.step.fill_(min(3, length - 1))
+    count = torch.arange(batch, device=device) if anchors is None else torch.full((batch,), anchors, device=device)
+    state.counts[2] = count.clamp(max=int(drafted.sum())) if rules.capacity else 0
+    if rules.capacity:
+        state.ring.copy_(torch.arange(rules.capacity + 1, device=device).clamp(max=int(drafted.sum()) - 1))
+    return state

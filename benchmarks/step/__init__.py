@@ -1,0 +1,1 @@
+"""Where the time of a decode step goes: `python -m benchmarks.step`."""

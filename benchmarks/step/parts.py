@@ -1,0 +1,112 @@
+"""One decoding step in its parts (embed, forward, LM head, statistics, commit), as callables to be timed.
+
+Random Llamas of 2 M parameters at length 160, one wide and one deep, and LLaDA-8B's (hidden 4096, vocabulary 126,464,
+length 512), of which one layer of the body is built and timed: its forward counts 32 times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from asrd.config import AsrdConfig
+from asrd.decoders import AsrdDecoder
+from asrd.engine import loop
+from asrd.engine.request import prepare
+from asrd.models import make_bidirectional
+from asrd.models.adapter import ModelAdapter
+from asrd_kernels import new_stats, vocab_stats_torch
+
+PARTS = ("embed", "forward", "head", "statistics", "commit")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's and a canvas's size; `layers_timed` of `layers` are built."""
+
+    hidden: int
+    ffn: int
+    layers: int
+    layers_timed: int
+    heads: int
+    vocab: int
+    prompt: int
+    length: int
+
+    @property
+    def scale(self) -> float:
+        """What one timed forward stands for."""
+        return self.layers / self.layers_timed
+
+
+SHAPES = {
+    "2M": Shape(hidden=192, ffn=512, layers=4, layers_timed=4, heads=4, vocab=512, prompt=32, length=128),
+    "2M-deep": Shape(hidden=160, ffn=432, layers=6, layers_timed=6, heads=5, vocab=512, prompt=32, length=128),
+    "8B": Shape(hidden=4096, ffn=12288, layers=32, layers_timed=1, heads=32, vocab=126464, prompt=256, length=256),
+}
+
+
+def build_model(shape: Shape) -> Any:
+    """A random-weight bidirectional Llama of that shape, in float32."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers_timed,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.prompt + shape.length,
+        mask_token_id=shape.vocab - 1,
+        eos_token_id=0,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    make_bidirectional(model)
+    return model
+
+
+class Step:
+    """A decode in mid-course, whose parts can be run one by one; `commit` moves it on, `reset` takes it back."""
+
+    def __init__(self, shape: Shape, batch: int = 1) -> None:
+        model = build_model(shape)
+        ids = torch.randint(0, shape.vocab - 1, (batch, shape.prompt), generator=torch.Generator().manual_seed(1))
+        # Random weights are never sure; this threshold lets through about a token in seven. Nor may the text end.
+        config = AsrdConfig(max_new_tokens=shape.length, threshold=1.15 / shape.vocab, suppress_tokens=[0])
+        self.adapter = ModelAdapter(model)
+        self.request = prepare(self.adapter, config, ids, None)
+        self.run = loop.Run.of(self.adapter, self.request)
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Back to the canvas after three steps, so that anchors, pending tokens and masks are all there."""
+        self.decoder = AsrdDecoder(self.request, self.adapter.table.detach())
+        self.buffers = new_stats(self.decoder.state)
+        for _ in range(3):
+            loop.step(self.run, self.decoder, self.buffers)
+
+    def parts(self) -> dict[str, Callable[[], None]]:
+        """The parts of a step in their order, each using what the one before it left."""
+        return {name: torch.no_grad()(getattr(self, f"_{name}")) for name in PARTS}
+
+    def _embed(self) -> None:
+        self.embeds = self.decoder.embed()
+
+    def _forward(self) -> None:
+        self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
+
+    def _head(self) -> None:
+        self.row, self.position = self.run.pick(self.decoder)
+        self.logits = loop.head(self.run, self.hidden, self.row, self.position)
+
+    def _statistics(self) -> None:
+        vocab_stats_torch(self.logits, self.row, self.position, self.request.readout, out=self.buffers[0])
+
+    def _commit(self) -> None:
+        self.decoder.commit(self.buffers[1])

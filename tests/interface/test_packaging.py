@@ -1,0 +1,76 @@
+"""What a user gets from an install: types, no need of Triton or flash-attn, nothing probed, imports one way."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import metadata, resources
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_both_packages_are_typed() -> None:
+    for package in ("asrd", "asrd_kernels"):
+        assert resources.files(package).joinpath("py.typed").is_file()
+
+
+def test_the_console_script_is_registered() -> None:
+    scripts = {entry.name: entry.value for entry in metadata.entry_points(group="console_scripts")}
+    assert scripts["asrd"] == "asrd.cli:main"
+
+
+def test_import_and_decode_work_without_triton_and_flash_attention() -> None:
+    program = """
+import sys
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+absent = ("triton", "flash_attn")
+PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] in absent else find(name, *rest)
+sys.path.insert(0, sys.argv[1])
+import torch, asrd
+try:
+    import triton
+    sys.exit("triton can still be imported")
+except ImportError:
+    pass
+from tests.support.table_models import make_llama
+print(asrd.fast_generate(make_llama(seed=0), torch.tensor([[2, 3]]), max_new_tokens=4).shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT / "tests")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[1, 6]" in done.stdout
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules that a file names in its imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "asrd_kernels").rglob("*.py")), ids=lambda p: p.name)
+def test_the_operations_know_tensors_only(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports_of(path)}
+    assert not roots & {"asrd", "transformers", "tokenizers"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "asrd").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_flash_attention_is_detected_and_never_imported(path: Path) -> None:
+    assert not {name for name in imports_of(path) if name.split(".")[0] == "flash_attn"}
+
+
+def test_every_dependency_is_pinned() -> None:
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split()}
+    needed = [r for r in metadata.requires("asrd") or [] if "extra" not in r or "test" in r]
+    names = {r.split(";")[0].split(">")[0].split("<")[0].split("=")[0].strip().lower() for r in needed}
+    assert names - pinned == set()

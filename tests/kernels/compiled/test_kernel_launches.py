@@ -1,0 +1,45 @@
+"""A step by Triton is four launches outside the model (row gather and LM head apart), and the host reads nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from asrd.engine import loop
+from asrd_kernels import DecodeState, dispatch
+from benchmarks.kernels.launches import PARTS, count_step
+
+OURS = {"embed": 1, "statistics": 2, "commit": 1}
+
+
+def test_a_step_by_triton_is_four_launches_and_no_host_read() -> None:
+    launches, reads = count_step("triton")
+    assert {part: launches[part] for part in OURS} == OURS
+    beside_them = {"slots": 0, "row gather": 3, "LM head": 1, "report": 3}  # what the host learns of the step
+    assert {part: launches[part] for part in beside_them} == beside_them
+    assert launches["other"] == 0
+    assert reads == {}
+
+
+def test_the_eager_step_is_counted_beside_it() -> None:
+    launches, reads = count_step("torch")
+    assert all(launches[part] > 10 * OURS[part] for part in OURS)
+    assert set(launches) == {*PARTS, "other"}
+    assert reads == {}
+
+
+def test_a_planted_read_and_a_planted_launch_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pick, commit = loop.select_slots, dispatch.commit
+
+    def curious(decoder: loop.Decoder) -> object:
+        assert bool(decoder.state.done.any()) in (True, False)
+        return pick(decoder)
+
+    def twice(state: DecodeState, *rest: object) -> None:
+        commit(state, *rest)
+        commit(state, *rest)
+
+    monkeypatch.setattr(loop, "select_slots", curious)
+    monkeypatch.setattr(dispatch, "commit", twice)
+    launches, reads = count_step("triton")
+    assert launches["commit"] == 2
+    assert reads == {"slots": 1}

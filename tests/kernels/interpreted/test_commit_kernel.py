@@ -1,0 +1,162 @@
+"""The commit kernel decides as its PyTorch twin: random runs of steps, no model, every tensor of the state compared."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from dataclasses import fields
+
+import pytest
+import torch
+
+from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_state, new_stats, wanted_slots
+from asrd_kernels.commit_triton import commit_triton, launch_config
+
+RUNS = 40
+MOST_STEPS = 12
+WANTED_EVENTS = (
+    "revocation", "revocation beyond the budget", "cache wrap", "several anchors at once", "progress rule",
+    "early stop", "row done before another", "earlier block reopened", "pending EOS",
+)  # fmt: skip
+
+
+def draw_rules(rng: random.Random, length: int, vocab: int) -> Rules:
+    mask, end, other_end, pad = rng.sample(range(vocab), 4)
+    return Rules(
+        mask_id=mask,
+        pad_id=rng.choice([pad, end]),
+        eos_ids=rng.choice([(), (end,), (end, other_end)]),
+        block_length=min(length, rng.choice([1, 2, 5, 8, 32, length])),
+        threshold=rng.choice([0.0, 0.25, 0.5, 0.7, 1.0]),
+        window=min(length + 1, rng.choice([1, 2, 3, 4])),
+        capacity=min(length, rng.choice([0, 1, 2, 3, 16])),
+        scope=rng.choice(["block", "sequence"]),
+        revoked_history=rng.choice(["keep", "reset"]),
+        anchor_eos=rng.random() < 0.6,
+        verify=rng.random() < 0.8,
+        early_stop=rng.random() < 0.5,
+    )
+
+
+def draw_stats(stats: VocabStats, state: DecodeState, rules: Rules, vocab: int, random: torch.Generator) -> None:
+    """Few distinct numbers, so that there are ties; a prediction that often stays, so that there is consistency."""
+
+    def among(count: int) -> torch.Tensor:
+        return torch.randint(0, count, state.pending.shape, generator=random)
+
+    fresh = among(vocab - 1)
+    fresh += fresh >= rules.mask_id
+    before = torch.where(state.pending, state.generated, state.last)
+    stays = (among(5) < 3) & (before >= 0) & (before != rules.mask_id)
+    stats.top1.copy_(torch.where(stays, before, fresh))
+    stats.confidence.copy_(among(9) / 8)
+    stats.entropy.copy_(among(4) / 8)
+    stats.bad.zero_()
+
+
+def differences(found: DecodeState, wanted: DecodeState, rules: Rules) -> list[str]:
+    """The fields that differ. The last column of the ring is waste."""
+    pairs = {f.name: (getattr(found, f.name), getattr(wanted, f.name)) for f in fields(DecodeState)}
+    pairs["ring"] = (found.ring[:, : rules.capacity], wanted.ring[:, : rules.capacity])
+    return [name for name, (one, other) in pairs.items() if not torch.equal(one, other)]
+
+
+def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Rules) -> Counter[str]:
+    failed = (before.pending & (stats.top1 != before.generated)).sum(1)
+    drafted, revoked, anchors = (after.counts - before.counts).unbind()
+    confident = before.guided & (stats.confidence > rules.threshold) & (before.block_of == before.active[:, None])
+    ends = torch.isin(after.generated, torch.tensor(rules.eos_ids, dtype=torch.int64))
+    happened = {
+        "revocation": revoked > 0,
+        "revocation beyond the budget": revoked < failed,
+        "cache wrap": (anchors > 0) & (after.anchors > rules.capacity) & (rules.capacity > 0),
+        "several anchors at once": anchors > 1,
+        "progress rule": (drafted == 1) & ~confident.any(1),
+        "early stop": after.done & ~before.done & (before.generated == rules.mask_id).any(1) & (after.step < 5),
+        "row done before another": before.done & ~before.done.all(),
+        "earlier block reopened": after.active < before.active,
+        "pending EOS": (after.pending & ends).any(1),
+    }
+    return Counter(name for name, rows in happened.items() if rows.any())
+
+
+def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
+    """One random run; raises where kernel and twin part."""
+    rng, random_tensors = random.Random(seed), torch.Generator().manual_seed(seed)
+    vocab, batch = rng.choice([4, 6, 12]), rng.choice([1, 2, 3])
+    rules = draw_rules(rng, length, vocab)
+    prompt = torch.full((batch, rng.choice([1, 3])), rules.pad_id)
+    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]))
+    _, stats = new_stats(state)
+    happened: Counter[str] = Counter()
+    for step in range(1, min(length + 1, max_steps) + 1):
+        draw_stats(stats, state, rules, vocab, random_tensors)
+        before, by_kernel = copy.deepcopy(state), copy.deepcopy(state)
+        slots = torch.where(state.done[:, None], length, -7).repeat(1, wanted_slots(state, rules).shape[1])  # poisoned
+        kept = slots.clone() if seed % 4 else None  # a loop without slots hands none in
+        commit_torch(state, stats, rules, slots)
+        commit_triton(by_kernel, stats, rules, kept)
+        where = f"step {step} of run({seed}, {length}) with {rules}"
+        assert differences(by_kernel, state, rules) == [], where
+        assert slots.equal(wanted_slots(state, rules)), where
+        assert kept is None or kept.equal(slots), where
+        happened += events(before, state, stats, rules)
+    return happened
+
+
+def test_every_step_of_random_runs_ends_in_the_same_state() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(RUNS):
+        happened += run(seed, random.Random(f"length {seed}").choice([1, 2, 3, 7, 16, 33]))
+    assert [event for event in WANTED_EVENTS if not happened[event]] == [], happened
+
+
+@pytest.mark.parametrize("length", [128, 129, 300])
+def test_rows_of_several_tiles_end_in_the_same_state(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asrd_kernels.commit_triton._LARGEST_TILE", 128)
+    for seed in range(4):
+        run(1000 * length + seed, length, max_steps=4)
+
+
+def test_a_row_longer_than_the_largest_tile_ends_in_the_same_state() -> None:
+    run(seed=0, length=2500, max_steps=2)
+    run(seed=1, length=1024, max_steps=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", range(20))
+def test_every_step_of_many_random_runs_ends_in_the_same_state(chunk: int) -> None:
+    for seed in range(100_000 + 100 * chunk, 100_100 + 100 * chunk):
+        run(seed, random.Random(f"length {seed}").choice([1, 2, 3, 7, 16, 33, 64, 129]))
+
+
+def test_confidence_equal_to_the_threshold_is_not_above_it_in_either_precision() -> None:
+    """0.1 rounded to float32 is more than 0.1: the kernel must compare in the precision of the statistics."""
+    for precision in (torch.float32, torch.float64):
+        for threshold in (0.1, 0.35, 0.7):
+            rules = Rules(mask_id=0, pad_id=1, threshold=threshold)
+            state = new_state(torch.tensor([[2]]), 3, rules, precision)
+            _, stats = new_stats(state)
+            stats.top1.fill_(2)
+            above = torch.nextafter(torch.tensor(threshold, dtype=precision), torch.tensor(1.0, dtype=precision))
+            stats.confidence.copy_(torch.stack([torch.tensor(threshold, dtype=precision), above, above * 0]))
+            commit_triton(state, stats, rules)
+            assert state.generated.tolist() == [[0, 2, 0]], (precision, threshold)
+
+
+def test_statistics_may_have_strides_of_their_own() -> None:
+    rules = Rules(mask_id=0, pad_id=1, block_length=4, window=1)
+    wanted, found = (new_state(torch.full((2, 3), 2), 9, rules) for _ in range(2))
+    _, stats = new_stats(wanted)
+    draw_stats(stats, wanted, rules, 6, torch.Generator().manual_seed(0))
+    commit_torch(wanted, stats, rules)
+    wide = stats.entropy.new_full((2, 40), torch.nan)
+    wide[:, 7:16] = stats.entropy
+    commit_triton(found, stats._replace(top1=stats.top1.contiguous(), entropy=wide[:, 7:16]), rules)
+    assert differences(found, wanted, rules) == []
+
+
+def test_tiles_cover_the_row_and_keep_two_positions_a_thread() -> None:
+    assert [launch_config(n)["TILE"] for n in (1, 128, 129, 300, 512, 5000)] == [128, 128, 256, 512, 512, 512]
+    assert {launch_config(n)["TILE"] // (32 * launch_config(n)["num_warps"]) for n in (1, 200, 400, 9999)} == {2}

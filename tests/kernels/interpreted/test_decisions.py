@@ -1,0 +1,145 @@
+"""Whole decodes by Triton decide as by PyTorch: after every step, every tensor of the state is the same.
+
+A decode is drawn from a seed, so that `compare(17)` in a shell repeats what failed. Models, prompts and settings are
+those of test_semantics.py, shortened, with batches, padding, sampling and the random probes besides.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+import asrd
+from asrd.engine import loop
+from asrd_kernels import DecodeState
+from tests.semantics.test_semantics import draw_settings, draw_table_model, keywords
+from tests.support.table_models import TableModel, make_llama
+
+ALL, CHUNK = 216, 36
+DEFAULT = range(132, 144)  # in which everything wanted happens
+LONGEST = 9
+RELATIVE = 1e-11  # of an entropy in float64
+OTHERS: list[dict[str, Any]] = [
+    {"decoder": "random-revocation"},
+    {"decoder": "standard", "steps": 6},
+    {"decoder": "threshold"},
+    {"decoder": "factor", "factor": 2.0, "threshold": 0.7},
+    {"decoder": "wino", "threshold_back": 0.5},
+    {"decoder": "saber", "saber_n": 1},
+    {"decoder": "asrd", "kv_cache": "dual"},
+    {"decoder": "random-revocation", "kv_cache": "prefix", "kv_refresh": 2},
+    {"decoder": "asrd", "cfg_scale": 0.5, "scope": "sequence"},
+]
+WANTED_EVENTS = ("revocation", "anchor", "cache wrap", "padding", "rows done apart", "sampling", "unused slots")
+
+
+def draw(seed: int) -> tuple[TableModel, dict[str, Any]]:
+    """A model and the arguments of a call."""
+    rng = random.Random(f"decisions {seed}")
+    model = draw_table_model(rng)
+    vocab, mask = model.config.vocab_size, model.config.mask_token_id
+    settings = draw_settings(rng, model)
+    length = min(settings.max_new_tokens, rng.randint(1, LONGEST))
+    settings = replace(settings, max_new_tokens=length, block_length=min(settings.block_length, length + 3))
+    lengths = [rng.randint(1, 4) for _ in range(rng.choice([1, 1, 2, 3]))]
+    text = torch.tensor([rng.choice([t for t in range(vocab) if t != mask]) for _ in range(max(lengths))])
+    attention = torch.tensor([[int(i >= max(lengths) - n) for i in range(max(lengths))] for n in lengths])
+    further = {
+        "input_ids": text.repeat(len(lengths), 1),
+        "attention_mask": attention,
+        "row_ids": rng.sample(range(2**32), len(lengths)),
+        "temperature": rng.choice([0.0, 0.0, 0.7, 2.0]),
+        "seed": rng.randrange(2**64),
+        "probe": rng.choice(["orthogonal", "orthogonal", "parallel", "none", "random", "gaussian"]),
+    }
+    return model, keywords(settings) | further
+
+
+def states(model: Any, call: dict[str, Any], impl: str) -> list[DecodeState]:
+    """The state after each step."""
+    seen: list[DecodeState] = []
+    asrd.fast_generate(model, **call, impl=impl, observers=[lambda state: seen.append(copy.deepcopy(state))])
+    return seen
+
+
+def differences(found: DecodeState, wanted: DecodeState, relative: float = RELATIVE) -> list[str]:
+    """The fields that differ; the last column of the ring is waste."""
+    parted = []
+    for field in fields(DecodeState):
+        ours, theirs = getattr(found, field.name), getattr(wanted, field.name)
+        if field.name == "ring":
+            ours, theirs = ours[:, :-1], theirs[:, :-1]
+        same = (
+            torch.allclose(ours, theirs, rtol=relative, atol=1e-14) if field.name == "entropy" else ours.equal(theirs)
+        )
+        parted += [] if same else [field.name]
+    return parted
+
+
+def compare(seed: int) -> Counter[str]:
+    """Decode both ways; raises where they part. Every other decode has the fixed shapes of a GPU's."""
+    model, call = draw(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        if seed % 2:
+            patch.setattr(loop, "select_wanted", loop.select_slots)
+        wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    assert len(found) == len(wanted)
+    for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True), start=1):
+        assert differences(ours, theirs) == [], f"step {step} of compare({seed}): {model.spec} {call}"
+    last = wanted[-1]
+    happened = {
+        "revocation": last.revoked.any(),
+        "anchor": last.anchors.any(),
+        "cache wrap": (last.anchors > last.ring.shape[1] - 1).any() and last.ring.shape[1] > 1,
+        "padding": not call["attention_mask"].all(),
+        "rows done apart": len(set(last.step.tolist())) > 1,
+        "sampling": call["temperature"] > 0,
+        "unused slots": seed % 2,
+        call["probe"]: last.anchors.any(),
+    }
+    return Counter(name for name, did in happened.items() if did)
+
+
+def test_decodes_by_triton_are_those_by_pytorch_step_by_step() -> None:
+    happened: Counter[str] = Counter()
+    for seed in DEFAULT:
+        happened += compare(seed)
+    probes = ("orthogonal", "parallel", "none", "random", "gaussian")
+    assert [event for event in (*WANTED_EVENTS, *probes) if not happened[event]] == [], happened
+
+
+@pytest.mark.parametrize("settings", OTHERS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_other_decoders_and_caches_decide_alike(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fixed shapes of a GPU, unused slots and rows behind the canvas included."""
+    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
+    model = make_llama(seed=5, sharpness=4.0)
+    call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
+    call |= {"max_new_tokens": 10, "block_length": 4, "threshold": 0.3, "temperature": 0.4} | settings
+    wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    assert len(wanted) == len(found) > 2
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert differences(ours, theirs) == []
+
+
+def test_a_decode_by_the_fused_head_is_its_twins_step_by_step() -> None:
+    """In float32: the interpreter truncates bfloat16 embeddings, and a model would see other numbers."""
+    model = make_llama(seed=3, sharpness=4.0).float()
+    call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
+    call |= {"max_new_tokens": 8, "block_length": 4, "threshold": 0.3, "temperature": 0.5, "lm_head": "fused"}
+    wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    assert len(wanted) == len(found) > 2
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert differences(ours, theirs, relative=1e-5) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chunk", range(0, ALL, CHUNK))
+def test_many_more_decodes_by_triton_are_those_by_pytorch_step_by_step(chunk: int) -> None:
+    for seed in range(chunk, chunk + CHUNK):
+        compare(seed)

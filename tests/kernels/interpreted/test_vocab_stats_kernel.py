@@ -1,0 +1,200 @@
+"""`vocab_stats` by Triton reads what its twin reads: integers equal, floats as near to float64 truth, all written."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asrd_kernels import Readout, VocabStats, philox
+from asrd_kernels.philox_triton import as_int64, gumbel, random_bits
+from asrd_kernels.vocab_stats import vocab_stats_torch
+from asrd_kernels.vocab_stats_triton import StatsLaunch, stats_launch, vocab_stats_triton
+from benchmarks.kernels.cases import DTYPES
+from tests.kernels.interpreted.parity import (
+    KINDS,
+    TOLERANCES,
+    UNWRITTEN,
+    assert_no_worse,
+    hard_logits,
+    poisoned,
+    true_statistics,
+)
+
+ROWS, VOCABS = (1, 3, 32, 33), (1, 7, 1000, 1023, 4096, 126464)
+BATCH = 2
+
+
+def a_readout(vocab: int, **settings: Any) -> Readout:
+    forbidden = sorted({1, vocab // 2, vocab - 1}) if vocab > 3 else []
+    row_ids = torch.tensor([5, 2**32 - 1])
+    return Readout(torch.tensor(forbidden, dtype=torch.int64), row_ids, seed=2**64 - 11, **settings)
+
+
+def check(logits: Tensor, unwanted: int = 0, **settings: Any) -> VocabStats:
+    """Kernel against twin and truth; the last `unwanted` rows are unused slots. Gives what the kernel wrote."""
+    rows, vocab = logits.shape
+    length = -(-rows // BATCH)
+    slot = torch.arange(rows)
+    row, position = slot % BATCH, torch.where(slot < rows - unwanted, slot // BATCH, length)
+    readout = a_readout(vocab, **settings)
+    found, twin = poisoned(BATCH, length), poisoned(BATCH, length)
+    before = logits.clone()
+    vocab_stats_triton(logits, row, position, readout, found)
+    assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits were changed"
+    vocab_stats_torch(before.clone(), row, position, readout, twin)
+
+    at = (row[: rows - unwanted], position[: rows - unwanted])
+    untouched = torch.ones_like(found.bad)
+    untouched[at] = False
+    assert (found.top1[untouched] == UNWRITTEN).all()
+    assert found.confidence[untouched].isnan().all()
+    assert torch.equal(found.top1[at], twin.top1[at])
+    assert torch.equal(found.bad[at], twin.bad[at])
+    p, entropy = true_statistics(before[: rows - unwanted], readout.forbidden)
+    readable, picked = ~found.bad[at], found.top1[at]
+    trusted = p.gather(1, picked[:, None])[:, 0]
+    if readout.unconfident is not None:
+        trusted = trusted * ~torch.isin(picked, readout.unconfident)
+    for name, truth in (("confidence", trusted), ("entropy", entropy)):
+        ours, twins = getattr(found, name)[at], getattr(twin, name)[at]
+        assert (ours[~readable] == 0).all()
+        truth = truth[readable]
+        assert_no_worse(ours[readable], twins[readable], truth, TOLERANCES["statistics"], 1e-30, name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocab", "dtype", "temperature"),
+    [
+        (1, 1, "fp32", 0.0),
+        (3, 1, "bf16", 0.8),
+        (33, 7, "fp16", 0.8),
+        (32, 1000, "bf16", 0.0),
+        (33, 1023, "fp32", 0.0),
+        (3, 1023, "fp16", 1.7),
+        (32, 4096, "fp16", 0.0),
+        (33, 4096, "bf16", 0.8),
+        (3, 126464, "bf16", 0.0),
+        (1, 126464, "fp32", 0.8),
+    ],
+)
+def test_values_are_the_twins(rows: int, vocab: int, dtype: str, temperature: float) -> None:
+    check(hard_logits(rows, vocab, dtype, first=rows + vocab), temperature=temperature)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_hard_row_reads_as_it_should(dtype: str) -> None:
+    """Over a chunk and a bit, so that chunks without a finite number are merged as well."""
+    logits = hard_logits(len(KINDS), 4100, dtype)
+    found = check(logits, unwanted=0)
+    bad = [kind for n, kind in enumerate(KINDS) if found.bad[n % BATCH, n // BATCH]]
+    assert bad == ["all -inf", "NaN", "+inf"]
+    at = KINDS.index("constant")
+    assert found.top1[at % BATCH, at // BATCH] == 0, "of equals the lowest id"
+
+
+def test_a_peaked_row_keeps_the_digits_of_its_entropy_whatever_the_offset() -> None:
+    """The textbook form, the sum of x e^x, gives 0 here."""
+    logits = torch.zeros(3, 5000)
+    logits[:, 77] = 26.0
+    found = check(logits + torch.tensor([[0.0], [300.0], [-300.0]]))
+    entropies = torch.stack([found.entropy[0, 0], found.entropy[1, 0], found.entropy[0, 1]])
+    _, truth = true_statistics(logits, a_readout(5000).forbidden)
+    assert 1e-7 < float(truth[0]) < 1e-5
+    assert torch.allclose(entropies.double(), truth, rtol=1e-6, atol=0)
+
+
+def test_float64_stays_float64() -> None:
+    logits = hard_logits(len(KINDS), 300, "fp32").double() * 1.1
+    readout, slot = a_readout(300, temperature=0.5), torch.arange(len(logits))
+    kinds = (torch.int64, torch.float64, torch.float64, torch.bool)
+    found, twin = (VocabStats(*(torch.zeros(1, len(slot) + 1, dtype=k) for k in kinds)) for _ in range(2))
+    vocab_stats_triton(logits, slot * 0, slot, readout, found)
+    vocab_stats_torch(logits.clone(), slot * 0, slot, readout, twin)
+    assert torch.equal(found.top1, twin.top1)
+    for ours, theirs in zip(found[1:3], twin[1:3], strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_of_any_strides_and_unused_slots(temperature: float) -> None:
+    wide = hard_logits(20, 3000, "fp32")
+    check(wide[::2, 5:1505], unwanted=3, temperature=temperature)
+    check(wide[:, :40].T, unwanted=1, temperature=temperature)  # tokens lie apart
+
+
+def test_a_pick_that_is_never_trusted_has_confidence_0() -> None:
+    logits = hard_logits(6, 1000, "fp32")
+    picked = check(logits).top1[0, :2]
+    bound = check(logits, unconfident=picked)
+    assert (bound.confidence[0, :2] == 0).all()
+    assert (bound.confidence[1, :1] > 0).all()
+
+
+def test_a_row_reads_alone_as_in_a_batch_to_the_last_bit() -> None:
+    logits = hard_logits(4, 5000, "bf16")
+    together = check(logits, temperature=0.8)
+    slot = torch.zeros(1, dtype=torch.int64)
+    for n in range(4):
+        alone = poisoned(BATCH, 2)
+        vocab_stats_triton(
+            logits[n : n + 1], slot + n % BATCH, slot + n // BATCH, a_readout(5000, temperature=0.8), alone
+        )
+        for ours, theirs in zip(alone, together, strict=True):
+            assert torch.equal(ours[n % BATCH, n // BATCH], theirs[n % BATCH, n // BATCH])
+
+
+def test_a_sample_does_not_depend_on_the_tiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = hard_logits(4, 1500, "fp32")
+    usual = check(logits, temperature=1.3)
+    for chunk in (256, 1024, 2048):
+        chunks = triton.cdiv(1500, chunk)
+        how = StatsLaunch(chunk, chunks, 4, max(16, triton.next_power_of_2(chunks)))
+        monkeypatch.setattr("asrd_kernels.vocab_stats_triton.stats_launch", lambda vocab, how=how: how)
+        assert torch.equal(check(logits, temperature=1.3).top1, usual.top1)
+
+
+@triton.jit
+def draws_kernel(out_bits, out_noise, seed: tl.int64, row, position, step, first, LENGTH: tl.constexpr):
+    word = tl.full((), 0, tl.int64)
+    bits = random_bits(seed, word + row, word + position, word + step, first, LENGTH)
+    o_ = tl.arange(0, LENGTH)
+    tl.store(out_bits + o_, bits.to(tl.int64))
+    tl.store(out_noise + o_, gumbel(bits, tl.float32))
+
+
+@pytest.mark.parametrize(("first", "length"), [(0, 16), (4, 8), (1024, 64), (126460, 4)])
+def test_the_noise_of_a_token_is_the_twins_wherever_a_tile_begins(first: int, length: int) -> None:
+    for seed, row, position, step in ((0, 0, 0, 0), (2**64 - 1, 2**32 - 1, 511, 0), (12345, 7, 3, 9)):
+        bits, noise = torch.full((length,), UNWRITTEN), torch.full((length,), torch.nan)
+        draws_kernel[(1,)](bits, noise, as_int64(seed), row, position, step, first, LENGTH=length)
+        key = (torch.tensor([row]), torch.tensor([position]))
+        wanted = philox.random_bits(seed, *key, step, first + length)[0, first:]
+        assert torch.equal(bits, wanted)
+        if step == 0:
+            twin = philox.gumbel(seed, *key, first + length, torch.float32)[0, first:]
+            assert torch.allclose(noise, twin, rtol=1e-6, atol=1e-6)
+
+
+def test_chunks_cover_the_vocabulary_and_a_thread_holds_16_columns() -> None:
+    for vocab in VOCABS:
+        how = stats_launch(vocab)
+        assert how.chunk * (how.chunks - 1) < vocab <= how.chunk * how.chunks
+        assert how.merge >= how.chunks
+        assert how.chunk // (32 * how.warps) in (8, 16)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_values_are_the_twins_over_all_shapes(vocab: int, dtype: str) -> None:
+    firsts = range(0, len(KINDS), 4)
+    for rows, temperature, gap, first in itertools.product(ROWS, (0.0, 0.8), (0, 3), firsts if vocab < 5000 else (0,)):
+        logits = hard_logits(rows, vocab + gap, dtype, first)[:, :vocab]
+        check(logits, unwanted=min(first, rows - 1), temperature=temperature)

@@ -1,0 +1,412 @@
+"""The viewer in a real browser: it shows what the trace says, moves as told, and runs nothing that is not its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import asrd
+from asrd.cli import main
+from asrd.trace import Trace
+from asrd.viewer import page
+from tests.support.browser import chromium
+from tests.support.table_models import TableModel, TableSpec
+
+ATTACK = " </script><img src=x onerror=window.hacked=1>"
+WORDS = [" pad", " .", " ann", " has", " 12", "\nshells", ATTACK, " &lt;b&gt;", " so", "", " <!--", " mask"]
+SEED = 2
+ROLES = ("mask", "draft", "pending", "anchor", "revoked", "final")
+
+
+class Tokenizer:
+    """As much of a tokenizer as a trace asks for."""
+
+    all_special_ids = (0, 1, 11)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {text: token for token, text in enumerate(WORDS)}
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(WORDS[token] for token in ids)
+
+
+def a_trace(decoder: str, rows: int = 1, **settings: Any) -> Trace:
+    spec = TableSpec(seed=SEED, eos_bonus=0.5)
+    prompt = torch.tensor([[2, 3, 6], [5, 4, 8]])[:rows]
+    options = {"max_new_tokens": 22, "block_length": 8, "early_stop": True} | settings
+    out = asrd.fast_generate(
+        TableModel(spec), prompt, decoder=decoder, tokenizer=Tokenizer(), return_trace=True, **options
+    )
+    return out.trace
+
+
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    found = [a_trace("asrd", threshold=0.4), a_trace("standard")]
+    seen = {role.value for canvases in found[0].replay() for role in canvases[0].roles}
+    assert seen == set(ROLES), "a trace to test with must have every role"
+    assert ATTACK in found[0].texts.values()
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+Opener = Callable[..., Any]
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
+    """Opens a page from disk; in the end, no test may have left an error on the console or asked the network."""
+    faults: list[str] = []
+    contexts = []
+
+    def opened(traces: list[Trace], verdicts: tuple[str, ...] = (), **options: Any) -> Any:
+        path = tmp_path / "trace.html"
+        path.write_text(page(traces, verdicts), encoding="utf-8")
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: faults.append(str(error)))
+        tab.on("request", lambda r: None if r.url == path.as_uri() else faults.append(f"asked for {r.url}"))
+        tab.goto(path.as_uri())
+        tab.locator(".panel").first.wait_for()
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def canvas(tab: Any, panel: int = 0) -> list[tuple[str, str]]:
+    """(role, text) of each position on the page."""
+    found = tab.evaluate(
+        f"[...document.querySelectorAll('#text-{panel} .tok')].map(t => [t.dataset.role, t.textContent])"
+    )
+    return [(role, text) for role, text in found]
+
+
+def expected(trace: Trace) -> list[list[tuple[str, str]]]:
+    """The same from the replay in Python, before the first step and after each."""
+    shown, before = [], [trace.header.mask] * trace.header.length
+    fill = next((row.fill[0] for step in trace.steps for row in step.rows if row.fill), trace.header.length)
+    for number, canvases in enumerate(trace.replay()):
+        line = []
+        for position, (token, role) in enumerate(zip(canvases[0].tokens, canvases[0].roles, strict=True)):
+            if number == len(trace.steps) and position >= fill:
+                line.append(("padding", ""))
+            elif role == "mask":
+                line.append(("mask", ""))
+            else:
+                text = trace.texts[before[position] if role == "revoked" else token].strip()
+                line.append((role.value, text or "␣"))
+        shown.append(line)
+        before = list(canvases[0].tokens)
+    return shown
+
+
+def clock(tab: Any) -> str:
+    return str(tab.locator("#clock").text_content())
+
+
+def test_every_step_shows_what_the_replay_in_python_says(show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces)
+    wanted = [expected(trace) for trace in traces]
+    ticks = max(len(trace.steps) for trace in traces)
+    assert clock(tab) == f"{ticks} / {ticks}"
+    tab.keyboard.press("Home")
+    for tick in range(ticks + 1):
+        assert clock(tab) == f"{tick} / {ticks}"
+        for panel, states in enumerate(wanted):
+            assert canvas(tab, panel) == states[min(tick, len(states) - 1)], f"panel {panel}, forward pass {tick}"
+        tab.keyboard.press("ArrowRight")
+    counts = traces[0].steps[-1].rows[0].counts
+    for name, value in (("anchors", counts[2]), ("revoked", counts[1])):
+        assert tab.locator(f".panel >> nth=0 >> .counter-{name} dd").text_content() == str(value)
+
+
+def test_two_decoders_run_on_one_clock_and_the_faster_waits_at_its_end(show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces, ("right: 7", "wrong: it is 7"))
+    short, long = sorted(len(trace.steps) for trace in traces)
+    assert short < long
+    tab.evaluate(f"viewer.seek({short})")
+    passes = [tab.locator(".counter-passes dd").nth(i).text_content() for i in range(2)]
+    assert passes == [str(short), str(short)]
+    badges = tab.locator(".badge")
+    fast = 0 if len(traces[0].steps) == short else 1
+    assert badges.nth(fast).is_visible()
+    assert not badges.nth(1 - fast).is_visible()
+    tab.keyboard.press("End")
+    assert badges.all_text_contents() == ["right: 7", "wrong: it is 7"]
+    passes = [tab.locator(".counter-passes dd").nth(i).text_content() for i in range(2)]
+    assert passes == [str(len(trace.steps)) for trace in traces]
+
+
+def test_play_runs_to_the_end_and_pause_stops_it(show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces)
+    play = tab.locator("#play")
+    assert play.get_attribute("aria-label") == "play"
+    tab.select_option("#speed", "1")
+    play.click()
+    assert play.get_attribute("aria-label") == "pause"
+    assert int(clock(tab).split()[0]) < len(traces[1].steps)  # from the beginning
+    tab.keyboard.press("ArrowRight")  # a step by hand pauses
+    assert play.get_attribute("aria-label") == "play"
+    now = clock(tab)
+    tab.wait_for_timeout(1200)
+    assert clock(tab) == now
+    tab.select_option("#speed", "128")
+    tab.locator("h1").click()
+    tab.keyboard.press("Space")
+    ticks = max(len(trace.steps) for trace in traces)
+    tab.locator("#clock", has_text=f"{ticks} / {ticks}").wait_for()
+    tab.locator("#play[aria-label=play]").wait_for()
+    assert canvas(tab) == expected(traces[0])[-1]
+
+
+def test_slider_buttons_and_keys_move_the_clock(show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces)
+    ticks = max(len(trace.steps) for trace in traces)
+    slider = tab.locator("#slider")
+    slider.fill("3")
+    assert clock(tab) == f"3 / {ticks}"
+    assert slider.get_attribute("aria-valuetext") == f"forward pass 3 of {ticks}"
+    for button, tick in (("on", 4), ("back", 3), ("first", 0), ("back", 0), ("last", ticks), ("on", ticks)):
+        tab.locator(f"#{button}").click()
+        assert clock(tab) == f"{tick} / {ticks}"
+    slider.focus()
+    tab.keyboard.press("ArrowLeft")
+    assert clock(tab) == f"{ticks - 1} / {ticks}"
+    before = tab.input_value("#speed")
+    tab.keyboard.press("-")
+    assert int(tab.input_value("#speed")) < int(before)
+    tab.keyboard.press("?")
+    assert tab.locator("#keys").is_visible()
+    assert "masks" in tab.locator("#status").text_content()
+
+
+def revoked_position(trace: Trace) -> int:
+    return next(row.revoke[0] for step in trace.steps for row in step.rows if row.revoke)
+
+
+def history_lines(trace: Trace, position: int) -> list[tuple[str, str, str]]:
+    """(pass, prediction, confidence) of every step that read the position."""
+    lines = []
+    for step in trace.steps:
+        (row,) = step.rows
+        if position in row.at:
+            index = row.at.index(position)
+            text = re.sub(r"\n", "⏎", trace.texts[row.top1[index]]).strip() or "␣"
+            lines.append((str(step.number), text, f"{row.confidence[index]:.2f}"))
+    return lines
+
+
+def shown_lines(tab: Any, where: str) -> list[tuple[str, str, str]]:
+    script = f"""[...document.querySelectorAll('{where} tbody tr')].filter(r => r.children[1].textContent)
+        .map(r => [r.children[0].textContent, r.children[1].textContent, r.children[2].textContent])"""
+    return [tuple(line) for line in tab.evaluate(script)]
+
+
+def test_hovering_a_token_shows_its_history_and_a_click_pins_all_of_it(show: Opener, traces: list[Trace]) -> None:
+    tab, position = show(traces), revoked_position(traces[0])
+    token = tab.locator(f"#tok-0-{position}")
+    token.hover()
+    tip = tab.locator("#tip")
+    assert tip.is_visible()
+    assert shown_lines(tab, "#tip") == history_lines(traces[0], position)[-8:]
+    assert tip.locator(".event-draft").count() >= 1
+    tab.locator("h1").hover()
+    assert not tip.is_visible()
+    token.click()
+    pinned = tab.locator("#history")
+    assert shown_lines(tab, "#history") == history_lines(traces[0], position)
+    assert "taken back" in pinned.text_content()
+    assert f"position {position}" in pinned.text_content()
+    first = pinned.locator(".seek").first
+    number = first.text_content()
+    first.click()
+    assert clock(tab).startswith(f"{number} /")
+    assert token.get_attribute("aria-selected") == "true"
+    tab.keyboard.press("Escape")
+    assert not pinned.is_visible()
+
+
+def test_the_heat_map_has_the_colour_of_each_role_and_leads_to_its_cell(show: Opener, traces: list[Trace]) -> None:
+    tab, trace = show(traces), traces[0]
+    length, count = trace.header.length, len(trace.steps)
+    drawn = "viewer.panels[0].heatmap.picture.getContext('2d')"
+    pixels = tab.evaluate(f"Array.from({drawn}.getImageData(0, 0, {length}, {count}).data)")
+    colours = {role: tab.evaluate(f"rgb(colour('heat-{role}'))") for role in ROLES}
+    assert len({tuple(c) for c in colours.values()}) == len(ROLES)
+    _, *after = ([role.value for role in canvases[0].roles] for canvases in trace.replay())
+    for step, roles in enumerate(after):
+        for position, role in enumerate(roles):
+            offset = 4 * (step * length + position)
+            assert pixels[offset : offset + 4] == colours[role]
+    picture = tab.locator(".panel >> nth=0 >> canvas")
+    box = picture.bounding_box()
+    picture.click(position={"x": (7 + 0.5) * box["width"] / length, "y": (2 + 0.5) * box["height"] / count})
+    assert clock(tab).startswith("3 /")
+    assert "position 7" in tab.locator("#history").text_content()
+
+
+def test_text_of_the_model_is_shown_and_never_run(show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces, ("right: <img src=x onerror=window.hacked=1>",))
+    everything = " ".join(text for panel in range(2) for _, text in canvas(tab, panel))
+    assert "</script><img src=x onerror=window.hacked=1>" in everything + tab.locator("#prompt").text_content()
+    tab.locator(f"#tok-0-{revoked_position(traces[0])}").click()
+    assert tab.evaluate("window.hacked") is None
+    assert tab.locator("img").count() == 0
+    # Even code that did get into the page would not run: its policy knows only the page's own.
+    assert "script-src 'sha256-" in tab.locator("meta[http-equiv]").get_attribute("content")
+
+
+def test_code_put_into_the_page_is_stopped_by_its_policy(browser: Any, traces: list[Trace], tmp_path: Path) -> None:
+    path = tmp_path / "broken.html"
+    html = page(traces).replace("<main>", "<main><img src=x onerror=window.hacked=1><script>window.hacked=2</script>")
+    path.write_text(html, encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto(path.as_uri())
+    assert tab.evaluate("window.hacked") is None
+    tab.close()
+
+
+def test_a_phone_shows_everything_without_scrolling_sideways_and_a_tap_opens_the_history(
+    show: Opener, traces: list[Trace]
+) -> None:
+    tab = show(traces, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    for control in ("#play", "#slider", "#clock", "#speed"):
+        box = tab.locator(control).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
+        assert box["y"] + box["height"] <= 740
+    tab.locator(f"#tok-0-{revoked_position(traces[0])}").tap()
+    sheet = tab.locator("#history")
+    assert sheet.is_visible()
+    assert sheet.bounding_box()["width"] == pytest.approx(360, abs=1)
+    assert not tab.locator("#tip").is_visible()
+    tab.locator("#history .close").tap()
+    assert not sheet.is_visible()
+
+
+def test_a_text_can_be_read_token_by_token_with_the_keyboard(show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces)
+    text = tab.locator("#text-0")
+    text.focus()
+    for _ in range(3):
+        tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowLeft")
+    assert text.get_attribute("aria-activedescendant") == "tok-0-1"
+    label = tab.locator("#tok-0-1").get_attribute("aria-label")
+    assert label.startswith("position 1: ")
+    before = clock(tab)
+    tab.keyboard.press("Enter")
+    assert clock(tab) == before  # arrows in a text do not move the clock
+    assert "position 1 " in tab.locator("#history").text_content()
+    every = "[...document.querySelectorAll('button, select, input, canvas')]"
+    names = tab.evaluate(f"{every}.map(e => e.getAttribute('aria-label') || e.textContent)")
+    assert all(name.strip() for name in names)
+
+
+CONTRAST = """() => {
+  const linear = (x) => (x / 255 <= 0.03928 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const behind = (e) => {
+    const found = parse(getComputedStyle(e).backgroundColor);
+    return found.length < 4 || found[3] > 0 ? found : behind(e.parentElement);
+  };
+  const texts = '.tok, small, h2, .settings, dt, dd, figcaption span, .model, .badge, #prompt, #clock, .quiet';
+  const found = {};
+  for (const e of document.querySelectorAll(texts)) {
+    if (!e.textContent || e.closest('[hidden]')) continue;
+    const [more, less] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+    found[`${e.tagName} ${e.className} ${e.dataset.role || ''}`] = (more + 0.05) / (less + 0.05);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_can_be_read_and_be_switched(scheme: str, show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces, color_scheme=scheme, reduced_motion="reduce")
+
+    def paper() -> str:
+        return str(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    own = paper()
+    assert min(tab.evaluate(CONTRAST).values()) >= 4.5, tab.evaluate(CONTRAST)
+    tab.locator("#theme").click()
+    other = paper()
+    assert other != own
+    assert min(tab.evaluate(CONTRAST).values()) >= 4.5, tab.evaluate(CONTRAST)
+    tab.locator("h1").click()
+    tab.keyboard.press("t")
+    assert paper() == own
+
+
+def test_rows_of_a_batch_can_be_chosen(show: Opener) -> None:
+    trace = a_trace("wino", rows=2, threshold=0.4)
+    tab = show([trace])
+    assert len(canvas(tab)) == trace.header.length
+    tab.select_option("#row", "1")
+    tokens = [text for role, text in canvas(tab) if role != "padding"]
+    assert tokens == [trace.texts[token].strip() or "␣" for token in trace.tokens[1]][: len(tokens)]
+    assert tab.locator("#prompt").text_content() == "".join(trace.texts[t] for t in (5, 4, 8)).strip()
+
+
+def test_classifier_free_guidance_counts_two_forward_passes_a_step(show: Opener) -> None:
+    trace = a_trace("asrd", cfg_scale=1.0)
+    tab = show([trace, a_trace("standard")])
+    assert tab.locator(".counter-passes dd").first.text_content() == str(2 * len(trace.steps))
+    tab.evaluate("viewer.seek(5)")
+    assert tab.locator(".counter-passes dd").first.text_content() == "4"
+
+
+def test_traces_of_different_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match="2, 1 rows"):
+        page([a_trace("asrd", rows=2), a_trace("standard")])
+    with pytest.raises(ValueError, match="traces is empty"):
+        page([])
+
+
+def test_the_command_writes_a_page_from_a_prompt_and_from_saved_traces(
+    show: Opener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, again = tmp_path / "a.html", tmp_path / "b.html"
+    options = ["--max-new-tokens", "32", "--against", "standard", "--set", "steps=8", "--threshold", "0.5"]
+    command = ["trace", "ann has 3 stamps . how many stamps does ann have now ?", "--out", str(out), *options]
+    assert main([*command, "--save", str(tmp_path)]) == 0
+    saved = [tmp_path / "asrd.jsonl", tmp_path / "standard.jsonl"]
+    traces = [asrd.trace.read(path) for path in saved]
+    assert len(traces[1].steps) == 8  # each decoder gets the settings that it looks at
+    assert traces[0].header.settings["threshold"] == 0.5
+    assert "standard 8" in capsys.readouterr().err
+    assert main(["trace", "--from", str(saved[0]), "--from", str(saved[1]), "--out", str(again)]) == 0
+    assert again.read_text() == out.read_text()
+    assert canvas(show(traces)) == expected(traces[0])[-1]
+
+
+def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"asrd_trace": 9}\n')
+    for words, message in (
+        (["--from", str(broken)], "line 1: asrd_trace=9 is a version"),
+        (["--from", str(broken), "--against", "standard"], "leave out the prompt and --against"),
+        (["--against", "standrad"], "decoder='standrad' is unknown"),
+        (["--problem", "-1"], "--problem -1"),
+    ):
+        assert main(["trace", *words, "--out", str(tmp_path / "x.html")]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
