@@ -3,7 +3,7 @@
 Verify, draft, revoke within the budget, extend the histories, promote anchors, record entropies, end the text, and
 find the next active block. Rows never influence each other; a done row does not change.
 
-A loop that reads a fixed number of slots a row hands in where they stand, and gets those of the coming step.
+With a fixed number of slots per row, `slots` is updated to those of the coming step.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class DecodeState:
 
     @property
     def revoked(self) -> Tensor:
-        """[B] tokens taken back so far."""
+        """[B] tokens revoked so far."""
         return self.counts[1]
 
     @property
@@ -128,7 +128,7 @@ def new_state(prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = to
 
 
 def new_stats(state: DecodeState, extra_rows: int = 0) -> tuple[VocabStats, VocabStats]:
-    """Room for a step's statistics: as `vocab_stats` writes them, [B, N + 1], and the [B, N] of it that mean something.
+    """Buffers for a step's statistics: as `vocab_stats` writes them, [B, N + 1], and their first N columns.
 
     N is G, or more where a decoder's forward passes have rows besides the canvas. Column N is where the statistics of
     unused slots go.

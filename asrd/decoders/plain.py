@@ -1,4 +1,4 @@
-"""`PlainDecoder`: clean embeddings in, and each step a choice of masks to commit; nothing is ever taken back."""
+"""`PlainDecoder`: clean embeddings in, and each step a choice of masks to commit; nothing is ever revoked."""
 
 from __future__ import annotations
 

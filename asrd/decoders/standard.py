@@ -21,9 +21,9 @@ class StandardDecoder(PlainDecoder):
 
     LLaDA's: `steps` forward passes are shared out evenly over the blocks and, in each block, its positions evenly over
     them, the first steps taking one more where that does not come out even. Steps that would commit nothing are left
-    out. Without `steps`: one token a step. With remasking="random" any masks are taken, drawn by lot.
+    out. Without `steps`: one token a step. With remasking="random" masks are chosen at random.
 
-    Dream's: each step reveals its share of the masks (`shares`): each mask by lot ("origin"), or those with the highest
+    Dream's: each step reveals its share of the masks (`shares`): each mask at random ("origin"), those with highest
     probability ("maskgit_plus"), margin over the second ("topk_margin") or lowest entropy ("entropy"). There are no
     blocks; without `steps` there are as many steps as tokens.
     """

@@ -37,13 +37,13 @@ class Run:
     adapter: ModelAdapter
     request: Request
     inputs: dict[str, Any]  # of every forward, besides the embeddings
-    pick: Selector
+    select: Selector
     cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
     gpu: Gpu | None = None  # with one, steps are queued ahead of the device and perhaps captured as a graph
     mark: Callable[[str], None] = no_mark  # is told when a part of a step is over
 
     @classmethod
-    def of(cls, adapter: ModelAdapter, request: Request, pick: Selector | None = None) -> Run:
+    def of(cls, adapter: ModelAdapter, request: Request, select: Selector | None = None) -> Run:
         """A run of `request`; classifier-free guidance doubles its rows."""
         copies = 2 if request.cfg_scale > 0 else 1
         attention = None if request.attention is None else request.attention.repeat(copies, 1)
@@ -51,8 +51,8 @@ class Run:
         inputs = adapter.inputs(attention, positions)
         cache = CachedBody(adapter, request, inputs, attention, positions) if request.kv_cache else None
         device = request.prompt.device
-        pick = pick or (select_wanted if device.type == "cpu" else select_slots)
-        return cls(adapter, request, inputs, pick, cache, find_gpu(device))
+        select = select or (select_wanted if device.type == "cpu" else select_slots)
+        return cls(adapter, request, inputs, select, cache, find_gpu(device))
 
 
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
@@ -111,7 +111,7 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
 def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:
     """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
     request = run.request
-    row, position = run.pick(decoder)
+    row, position = run.select(decoder)
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
         chosen, _ = gather(run, hidden, row, position)

@@ -27,7 +27,7 @@ class Request:
     attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
     positions: Tensor | None  # [B, P + G] int64, None where no row is padded
     length: int  # G
-    shift: int  # 1 where the logits of a position stand one row earlier
+    shift: int  # 1 where the logits of a position are one row earlier
     config: AsrdConfig  # the settings as they were given, for what only one decoder looks at
     cfg_scale: float
     rules: Rules

@@ -90,7 +90,7 @@ def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
         run, decoder = a_step()
         decoder.slot_indices()  # as the first step has done; with Triton `commit` keeps them up to date from then on
     tally, adapter = Tally(), run.adapter
-    run = replace(run, pick=tally.within("slots", run.pick))
+    run = replace(run, select=tally.within("slots", run.select))
     buffers = new_stats(decoder.state)
     report = tally.within("report", CompletionMonitor(decoder.state, buffers[1]).report)
     with recorded() as caught:

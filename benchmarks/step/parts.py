@@ -102,7 +102,7 @@ class Step:
         self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
 
     def _head(self) -> None:
-        self.row, self.position = self.run.pick(self.decoder)
+        self.row, self.position = self.run.select(self.decoder)
         self.logits = loop.head(self.run, self.hidden, self.row, self.position)
 
     def _statistics(self) -> None:

@@ -160,7 +160,7 @@ def test_fixed_slots_decide_as_picked_rows_do_and_read_nothing_back(name: str) -
     config.block_length = chosen.block_length(config)
     with torch.no_grad():
         request = prepare(adapter, config, IDS, MASK)
-        runs = [Run.of(adapter, request, pick) for pick in (select_wanted, select_slots)]
+        runs = [Run.of(adapter, request, select) for select in (select_wanted, select_slots)]
         decoders = [chosen(request, adapter.table.detach()) for _ in runs]
         buffers = [new_stats(decoder.state, decoder.extra_rows) for decoder in decoders]
         for _ in range(decoders[0].max_steps):

@@ -1,7 +1,7 @@
 """K/V of a whole canvas as a transformers cache: each forward brings some rows and, of each, some positions.
 
 transformers' own static layer writes one range for all rows; here every row has positions of its own.
-Knows tensors and transformers' interface. Does not know which positions ought to be recomputed.
+Knows tensors and transformers' interface. Does not know which positions are due.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Window:
 
 
 class CanvasLayer(CacheLayerMixin):
-    """One attention layer's keys and values, [B, H, length + 1, D]; what is in column `length` nobody sees."""
+    """One attention layer's keys and values, [B, H, length + 1, D]. Column `length` is for unused slots."""
 
     is_sliding = False
 

@@ -1,7 +1,7 @@
 """`PartialForward`: the model's body, run on chosen positions only; the K/V of all others are those computed last.
 
 Knows how rows become forwards: whole canvases share one, and so do slices. Which positions are due is decided
-elsewhere, how a model is called is the adapter's business.
+elsewhere, how a model is called in the adapter.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Schedule:
 
     reach     "dual": the active block alone is recomputed; "prefix": that and all that follows
     interval  refresh a row after this many steps at the latest; None: only when its active block changes
-    shift     1 where the logits of a position stand one row earlier, so that the slice must begin there
+    shift     1 where the logits of a position are one row earlier, so that the slice must begin there
     """
 
     def __init__(self, reach: Reach, block_length: int, interval: int | None = None, shift: int = 0) -> None:

@@ -28,7 +28,7 @@ def require_cache(adapter: ModelAdapter, config: AsrdConfig, decoder: type) -> N
             " use kv_cache='prefix' or scope='block'"
         )
     if adapter.capabilities.no_cache_reason is None:
-        adapter.capabilities.no_cache_reason = _fault(adapter)
+        adapter.capabilities.no_cache_reason = _reason(adapter)
     if adapter.capabilities.no_cache_reason:
         raise ValueError(
             f"{cache} cannot be used with {type(adapter.model).__name__}, {adapter.capabilities.no_cache_reason}:"
@@ -36,7 +36,7 @@ def require_cache(adapter: ModelAdapter, config: AsrdConfig, decoder: type) -> N
         )
 
 
-def _fault(adapter: ModelAdapter) -> str:
+def _reason(adapter: ModelAdapter) -> str:
     """What is wrong with this model's way with a cache, or nothing."""
     kinds = getattr(adapter.config, "layer_types", None) or _FULL
     windowed = getattr(adapter.config, "sliding_window", None) and getattr(adapter.config, "use_sliding_window", True)

@@ -1,7 +1,7 @@
-"""`Gpu`: what the loop asks of a CUDA or ROCm device beyond tensors: copies that nobody waits for, graphs.
+"""`Gpu`: what the loop needs of a CUDA or ROCm device beyond tensors: asynchronous copies, streams, graphs.
 
 The only file that calls torch.cuda. Knows streams, events and captures; knows nothing of decoding. Tests put a `Gpu` of
-their own in its place, for nobody has run this file on a GPU yet.
+their own in its place. This file has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Gpu(Protocol):
     """A device that works on while the host goes ahead."""
 
     def pinned(self, like: Tensor) -> Tensor:
-        """Room in the host's memory for a copy of `like` that the device writes by itself."""
+        """A buffer in pinned host memory for an asynchronous copy of `like`."""
 
     def send(self, source: Tensor, target: Tensor) -> Work:
         """Have `source` copied to `target` (pinned), after what is queued; calling the result waits for its arrival."""
@@ -82,7 +82,7 @@ class CudaGpu:
         return [f"{w.filename}:{w.lineno}" for w in seen if w not in others]
 
     def capture(self, work: Work) -> Work:
-        """See `Gpu`. "thread_local": what other threads of the process do on the device is none of our business."""
+        """See `Gpu`. "thread_local": other threads of the process may use the device during the capture."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device):
             here = torch.cuda.current_stream()

@@ -34,8 +34,8 @@ def capture_step(step: Work, run: Run, decoder: Decoder, observers: Sequence[obj
     With cuda_graph=True a reason against it raises. With "auto" it is logged, but that there is no GPU, or that it has
     failed before with this model and decoder, is not worth a word.
     """
-    wish, model, failures = run.request.config.cuda_graph, run.adapter.model, run.adapter.capabilities.uncapturable
-    if wish is False or (wish == "auto" and (run.gpu is None or type(decoder) in failures)):
+    setting, model, failures = run.request.config.cuda_graph, run.adapter.model, run.adapter.capabilities.uncapturable
+    if setting is False or (setting == "auto" and (run.gpu is None or type(decoder) in failures)):
         return step
     if run.gpu is None:
         raise ValueError(
@@ -43,16 +43,16 @@ def capture_step(step: Work, run: Run, decoder: Decoder, observers: Sequence[obj
             " move it to a CUDA or ROCm GPU, or leave cuda_graph out"
         )
     obstacle = why_not_captured(run, decoder, observers) or why_model_not_captured(model)
-    if obstacle and wish is True:
+    if obstacle and setting is True:
         raise ValueError(f"cuda_graph=True, but {obstacle}: change that, or leave cuda_graph out")
     if obstacle:
         _say(obstacle)
         return step
-    return GraphStep(step, run.gpu, decoder, None if wish is True else failures)
+    return GraphStep(step, run.gpu, decoder, None if setting is True else failures)
 
 
 class GraphStep:
-    """A step that is recorded after `WARM_UP` calls and replayed from then on; each call is one step, come what may."""
+    """A step that is recorded after `WARM_UP` calls and replayed from then on. Each call is one step."""
 
     def __init__(self, step: Work, gpu: Gpu, decoder: Decoder, failures: dict[type, str] | None) -> None:
         """failures: where a reason is kept after which no further attempt is made; None: it raises RuntimeError."""

@@ -28,11 +28,11 @@ def test_the_eager_step_is_counted_beside_it() -> None:
 
 
 def test_a_planted_read_and_a_planted_launch_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    pick, commit = loop.select_slots, dispatch.commit
+    select, commit = loop.select_slots, dispatch.commit
 
     def curious(decoder: loop.Decoder) -> object:
         assert bool(decoder.state.done.any()) in (True, False)
-        return pick(decoder)
+        return select(decoder)
 
     def twice(state: DecodeState, *rest: object) -> None:
         commit(state, *rest)
