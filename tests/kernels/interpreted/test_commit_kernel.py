@@ -87,7 +87,8 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
     vocab, batch = rng.choice([4, 6, 12]), rng.choice([1, 2, 3])
     rules = draw_rules(rng, length, vocab)
     prompt = torch.full((batch, rng.choice([1, 3])), rules.pad_id)
-    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]))
+    lengths = torch.tensor([rng.randint(0, length) for _ in range(batch)]) if seed % 3 else None
+    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths)
     _, stats = new_stats(state)
     happened: Counter[str] = Counter()
     for step in range(1, min(length + 1, max_steps) + 1):
