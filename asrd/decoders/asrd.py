@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from asrd.config import AsrdConfig
 from asrd.engine.decoder import ASRD_FIELDS, SHARED, Decoder
 from asrd.engine.request import Request
 from asrd_kernels import VocabStats, dispatch, wanted_slots
@@ -23,6 +24,11 @@ class AsrdDecoder(Decoder):
         self.readout, self.impl = request.readout, request.impl
         self._slot_indices: tuple[Tensor, Tensor] | None = None
         self._slots: Tensor | None = None
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """Budget and end of each row are its own."""
+        return True, True
 
     @property
     def keeps_slots(self) -> bool:
@@ -47,6 +53,11 @@ class AsrdDecoder(Decoder):
         self._slots = self.slots()
         self._slot_indices = super().slot_indices()
         return self._slot_indices
+
+    def rows_moved(self) -> None:
+        """The slots of the coming step are those of the new state."""
+        if self._slots is not None:
+            self._slots.copy_(wanted_slots(self.state, self.rules))
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote."""
