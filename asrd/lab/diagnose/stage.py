@@ -83,8 +83,8 @@ class Stage:
 
     def embeds(self, state: DecodeState, **changed: Any) -> Tensor:
         """Embeddings [B, L, D] of a state, under the rules or (alpha=0.0, beta=0.0, ...) some of them changed."""
-        rules = replace(self.rules, **changed)
-        return dispatch.anchor_embed(state, self.table, rules, self.request.readout.row_ids, self.request.impl)
+        rules, readout = replace(self.rules, **changed), self.request.readout
+        return dispatch.anchor_embed(state, self.table, rules, readout.row_ids, readout.seeds, self.request.impl)
 
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
