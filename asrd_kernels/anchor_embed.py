@@ -70,12 +70,13 @@ def _random_probe(
     state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, clean: Tensor, center: Tensor
 ) -> Tensor:
     """[B, G, D] of the paper's two controls: noise of the orthogonal probe's length, or a random token's embedding."""
-    key = torch.broadcast_tensors(seeds[:, None], row_ids[:, None], state.positions, (state.step + 1)[:, None])
+    positions = state.positions.expand(clean.shape[:2])
+    seed, row, step = (key[:, None].expand_as(positions) for key in (seeds, row_ids, state.step + 1))
     if rules.probe == "random":
-        drawn = uniform_token(*key, vocab_size=table.shape[0], mask_id=rules.mask_id)
+        drawn = uniform_token(seed, row, positions, step, vocab_size=table.shape[0], mask_id=rules.mask_id)
         return F.embedding(drawn, table).to(clean.dtype)
     square = torch.linalg.vecdot(clean, clean)[..., None]
     rho = torch.where(square > 0, torch.linalg.vecdot(clean, center)[..., None] / square, 0.0)
     orthogonal = center - rho * clean
-    noise = gaussian(*key, count=clean.shape[-1], dtype=clean.dtype)
+    noise = gaussian(seed, row, positions, step, count=clean.shape[-1], dtype=clean.dtype)
     return noise * (orthogonal.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))

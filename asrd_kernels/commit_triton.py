@@ -3,7 +3,8 @@
 A row is read tile by tile, so any length fits, in three passes: (1) count and find what takes the whole row to know;
 (2) decide and write; (3) end the text, or narrow the guided masks to the next active block, now that it is known. If
 the loop reads slots, a fourth one fills them: PICK is 0 (no slots), 1 (two blocks a row) or 2 (all positions).
-Done rows, which are fixed points, are left alone, and so is what lies behind a row's own length. Numbers are compared and counted, never computed with.
+Done rows, which are fixed points, are left alone, and so is what lies behind a row's own length. Numbers are compared
+and counted, never computed with.
 
 Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile. Guided
 positions hold the mask token; `Rules` and `DecodeState` say what the rest means.
