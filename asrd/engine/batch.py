@@ -131,9 +131,10 @@ class Batch:
         return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen])
 
     def put(self, source: Batch, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """Move rows of another batch, with the same canvas and settings, to these slots, in place."""
+        """Move rows of another batch, with the same canvas and settings, to these slots, in place. Rows of a batch
+        that is not padded may go to one that is and whose request has them already."""
         if self.dims is None:
-            self.dims = source.dims or row_dims(self.decoder)
+            self.dims = source.dims if source.dims and source.padded == self.padded else row_dims(self.decoder)
         there, here = source._index(rows), self._index(slots)
         copy_rows(source.decoder, there, self.decoder, here, self.dims)
         self.decoder.rows_moved()
@@ -167,17 +168,17 @@ class Batch:
         return torch.tensor(list(slots), dtype=torch.int64, device=self.decoder.state.tokens.device)
 
 
-def size_for(rows: int, batch: Batch | None, fixed: bool) -> int:
-    """How many slots a batch of so many rows should have: no more than that; or, where shapes are to stay, as many as
-    it has, halved or doubled as often as it takes."""
-    size = rows if batch is None or not fixed else len(batch.tags)
-    if fixed and batch is None:
-        size = 1
-    while fixed and size < rows:
+def size_for(rows: int, size: int, fixed: bool) -> int:
+    """How many slots a batch of `size` should have for so many rows: no more than that; or, where shapes are to stay,
+    as many as it has, doubled or halved as often as it takes."""
+    if not fixed:
+        return rows
+    size = max(size, 1)
+    while size < rows:
         size *= 2
-    while fixed and size > 1 and 2 * rows <= size:
-        size = (size + 1) // 2
-    return size if fixed else rows
+    while size > 1 and 2 * rows <= size:
+        size //= 2
+    return size
 
 
 def decode(batch: Batch, compact: bool = True) -> Rows:
@@ -190,7 +191,7 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
     kept: list[Ended] = []
     while batch.live:
         kept += batch.step()
-        size = size_for(len(batch.live), batch, fixed=batch.run.gpu is not None)
+        size = size_for(len(batch.live), len(batch.tags), fixed=batch.run.gpu is not None)
         if batch.live and (not compact or batch.observers or size == len(batch.tags)):
             continue
         parts.append(batch.read([ended.slot for ended in kept]))
