@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from asrd.config import AsrdConfig
 from asrd.engine.decoder import ASRD_FIELDS, SHARED, Decoder, Selection
 from asrd.engine.request import Request
-from asrd_kernels import Slots, VocabStats, dispatch, new_slots, wanted_slots
+from asrd_kernels import Slots, VocabStats, dispatch, fill_slots, new_slots, wanted_slots
 
 
 class AsrdDecoder(Decoder):
@@ -23,6 +24,11 @@ class AsrdDecoder(Decoder):
         self.readout, self.impl = request.readout, request.impl
         self._selection: Selection | None = None
         self._slots: Slots | None = None
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """Budget and end of each row are its own."""
+        return True, True
 
     @property
     def keeps_slots(self) -> bool:
@@ -44,6 +50,11 @@ class AsrdDecoder(Decoder):
             self._slots = new_slots(self.state, self.rules, self.request.shift)
             self._selection = super().slot_indices()._replace(source=self._slots.source.flatten())
         return super().slot_indices() if self._selection is None else self._selection
+
+    def rows_moved(self) -> None:
+        """The slots of the coming step are those of the new state."""
+        if self._slots is not None:
+            fill_slots(self._slots, self.state, self.rules)
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote, report."""

@@ -1,26 +1,24 @@
-"""The loop: embed, forward, read the statistics, commit, until every row is done.
+"""A step: embed, forward, read the statistics, commit. `batch` repeats it until every row has ended.
 
 Knows the order of these parts. What a step changes is up to the decoder, how a model is called up to the adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrd.engine.caches import CachedBody
+from asrd.engine.caches import CachedBody, copy_lines
 from asrd.engine.decoder import Decoder, Selection
-from asrd.engine.device.completion import CompletionMonitor
 from asrd.engine.device.gpu import Gpu, find_gpu
-from asrd.engine.device.graph import capture_step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.models.adapter import AttentionLayout, ModelAdapter
-from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, new_stats
+from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch
 
 Observer = Callable[[DecodeState], None]
 Selector = Callable[[Decoder], Selection]
@@ -32,7 +30,7 @@ def no_mark(part: str) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same over the steps of one decode."""
+    """What stays the same over the steps of a batch."""
 
     adapter: ModelAdapter
     request: Request
@@ -54,32 +52,19 @@ class Run:
         select = select or (select_wanted if device.type == "cpu" else select_slots)
         return cls(adapter, request, inputs, select, cache, find_gpu(device))
 
-
-def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
-    """Fill the decoder's canvas. Observers see the state after each step, inspectors also what happens within it; they
-    must not change it.
-
-    On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
-    or a cache, which reads in each step, it looks at once.
-    """
-    observers = tuple(observers)
-    inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
-    if inspectors:
-        run = replace(run, mark=mark_all(inspectors))
-    buffers = new_stats(decoder.state, decoder.extra_rows)
-    monitor = CompletionMonitor(decoder.state.report, None if observers or run.cache else run.gpu)
-
-    advance = capture_step(lambda: step(run, decoder, buffers), run, decoder, observers)
-    for _ in range(decoder.max_steps):
-        for inspector in inspectors:
-            inspector.begin(decoder, buffers[1])
-        advance()
-        done = monitor.poll()
-        for observer in observers:
-            observer(decoder.state)
-        if done:
-            return
-    monitor.drain()
+    def put(self, source: Run, rows: Tensor, slots: Tensor) -> None:
+        """Take over what forwards are given besides embeddings, and the caches, of rows of a run with the same canvas
+        and settings, in place. The requests themselves are the decoders' affair."""
+        copies, counts = 2 if self.request.cfg_scale > 0 else 1, [len(run.request.prompt) for run in (source, self)]
+        there, here = (
+            torch.cat([index + copy * count for copy in range(copies)])
+            for index, count in zip((rows, slots), counts, strict=True)
+        )
+        for name, value in self.inputs.items():
+            if isinstance(value, Tensor):
+                copy_lines(source.inputs[name], there, value, here)
+        if self.cache is not None and source.cache is not None:
+            self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)
 
 
 def mark_all(inspectors: list[Inspector]) -> Callable[[str], None]:

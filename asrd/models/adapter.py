@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import create_bidirectional_mask
 
 log = logging.getLogger("asrd")
 
@@ -177,14 +176,16 @@ class ModelAdapter:
 
     def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
         """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
-        (and look at from the host while doing so), for all queries or for so many."""
+        (and look at from the host while doing so), for all queries or for so many. It is an expanded view: all queries
+        of a row share their storage."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
-        if not ours or getattr(self.config, "_attn_implementation", None) not in ("sdpa", "eager"):
+        attention_kind = getattr(self.config, "_attn_implementation", None)
+        if not ours or attention_kind not in ("sdpa", "eager"):
             return attention
-        batch, length = attention.shape
-        shape_only = self.table.new_zeros(1, 1, 1).expand(batch, length if queries is None else queries, 1)
-        mask = create_bidirectional_mask(self.model.config, shape_only, attention)
-        return mask if isinstance(mask, Tensor) else attention
+        mask = attention.bool()[:, None, None]
+        if attention_kind == "eager":  # adds its mask to the scores
+            mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, torch.finfo(self.table.dtype).min)
+        return mask.expand(-1, -1, attention.shape[1] if queries is None else queries, -1)
 
     @torch.no_grad()
     def _probe(self) -> tuple[Capabilities, bool]:
