@@ -70,7 +70,7 @@ class Batch:
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
         self.buffers = new_stats(decoder.state, decoder.extra_rows)
-        self.monitor = CompletionMonitor(decoder.state, self.buffers[1], None if observers or run.cache else run.gpu)
+        self.monitor = CompletionMonitor(decoder.state.report, None if observers or run.cache else run.gpu)
         self.advance = capture_step(self._step, self.run, decoder, self.observers)
         self.dims: RowDims | None = None
 
@@ -109,7 +109,6 @@ class Batch:
 
     def _step(self) -> None:
         step(self.run, self.decoder, self.buffers)
-        self.monitor.report()
 
     def _ended(self, reports: list[Report]) -> dict[int, Ended]:
         """The rows that have ended, by slot. A late report may speak of a row that has left its slot since."""

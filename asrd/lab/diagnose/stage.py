@@ -15,6 +15,7 @@ from torch import Tensor
 from asrd.decoders import find_decoder
 from asrd.engine.batch import Batch, decode
 from asrd.engine.caches import require_cache
+from asrd.engine.decoder import Selection
 from asrd.engine.loop import Observer, Run, forward, head
 from asrd.engine.request import Request, prepare, special_ids
 from asrd.generate import resolve_config
@@ -91,8 +92,8 @@ class Stage:
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
         """[N, V] of the N positions `wanted` [B, G] bool in the order of `nonzero`, -inf for ids never predicted."""
-        row, position = wanted.nonzero(as_tuple=True)
-        found = head(self.run, forward(self.run, embeds, state), row, position).float()
+        chosen = Selection(*wanted.nonzero(as_tuple=True))
+        found = head(self.run, forward(self.run, embeds, state), chosen).float()
         return found.index_fill(1, self.request.readout.forbidden, -torch.inf)
 
 

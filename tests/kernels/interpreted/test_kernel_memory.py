@@ -109,7 +109,7 @@ def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any, slots: Any
 
 
 def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
-    LAUNCHERS["commit"](state, stats, rules, slots[:1])
+    LAUNCHERS["commit"](state, stats, rules, replace(slots, position=slots.position[:1]))
 
 
 @pytest.mark.parametrize(
