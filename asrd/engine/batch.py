@@ -103,6 +103,13 @@ class Batch:
         if over:
             ended |= self._ended(self.monitor.drain())
             ended = {slot: Ended(self.tags[slot], slot, self.ages[slot]) for slot in over} | ended
+        return self._left(ended)
+
+    def settle(self) -> list[Ended]:
+        """Wait for the device; the rows that have ended and were not known to."""
+        return self._left(self._ended(self.monitor.drain()))
+
+    def _left(self, ended: dict[int, Ended]) -> list[Ended]:
         for slot in ended:
             self.tags[slot] = None
         return [ended[slot] for slot in sorted(ended)]
@@ -149,6 +156,8 @@ class Batch:
         decoder = type(self.decoder)(request, self.decoder.table)
         other = Batch(run, decoder, tags, limits, self.observers, self.strict)
         other.put(self, rows, range(len(rows)))
+        if other.free:
+            other.clear(other.free)
         return other
 
     def clear(self, slots: Sequence[int]) -> None:
@@ -185,19 +194,23 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
 
     Rows that have ended leave it, so that they cost nothing, unless there are observers or `compact` is off.
     """
+    compact = compact and not batch.observers
     tags: list[Any] = []
     parts: list[Rows] = []
-    kept: list[Ended] = []
+
+    def take(ended: list[Ended]) -> None:
+        tags.extend(row.tag for row in ended)
+        parts.append(batch.read([row.slot for row in ended]))
+
+    ended: list[Ended] = []  # and still in their slots
     while batch.live:
-        kept += batch.step()
-        size = size_for(len(batch.live), len(batch.tags), fixed=batch.run.gpu is not None)
-        if batch.live and (not compact or batch.observers or size == len(batch.tags)):
-            continue
-        parts.append(batch.read([ended.slot for ended in kept]))
-        tags += [ended.tag for ended in kept]
-        kept = []
-        if batch.live:
-            batch = _compacted(batch, size)
+        ended += batch.step()
+        if compact and batch.live and _fitting(batch) < len(batch.tags):
+            take(ended + batch.settle())
+            ended = []
+            batch = _compacted(batch) if batch.live else batch
+    if ended:
+        take(ended)
     order = torch.tensor(tags, device=parts[0].tokens.device).argsort()
     return Rows(
         torch.cat([part.tokens for part in parts])[order],
@@ -206,10 +219,14 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
     )
 
 
-def _compacted(batch: Batch, size: int) -> Batch:
-    """The rows that go on, and perhaps some that have ended, in a batch of `size`."""
-    live = batch.live
+def _fitting(batch: Batch) -> int:
+    return size_for(len(batch.live), len(batch.tags), fixed=batch.run.gpu is not None)
+
+
+def _compacted(batch: Batch) -> Batch:
+    """The rows that go on, and where shapes are to stay perhaps some that have ended, in a smaller batch."""
+    live, size = batch.live, _fitting(batch)
     chosen = [*live, *batch.free][:size]
-    tags = [*(batch.tags[slot] for slot in live), *[None] * (size - len(live))]
+    tags = [batch.tags[slot] for slot in chosen]
     request = batch.run.request.take(torch.tensor(chosen, device=batch.run.request.prompt.device))
     return batch.rebuilt(request, live, tags, [batch.limits[slot] for slot in chosen])
