@@ -201,7 +201,11 @@ class Engine:
             if self.tokenizer is None:
                 raise ValueError("the prompt is text, but the engine has no tokenizer: give one, or ids")
             return encode(self.tokenizer, [prompt], self.chat)["input_ids"]
-        ids = prompt if isinstance(prompt, Tensor) else torch.tensor(prompt)
+        try:
+            ids = torch.as_tensor(prompt)
+        except (RuntimeError, TypeError, ValueError):
+            found = type(prompt).__name__
+            raise ValueError(f"a prompt must be text, or a list or tensor of token ids, not {found}") from None
         if ids.numel() == 0:
             raise ValueError("the prompt is empty: give at least one token")
         return ids[None] if ids.dim() == 1 else ids
