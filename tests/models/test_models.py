@@ -98,7 +98,7 @@ def test_where_logits_are_more_than_the_head_they_are_taken_whole(caplog: pytest
     with caplog.at_level(logging.WARNING, logger="asrd"):
         flat = asrd.fast_generate(capped, ids, **SETTINGS)
     assert "more than head(body(x))" in caplog.text
-    assert flat.steps.item() == 10  # so flat a distribution is never confident: one token a step
+    assert flat.steps.item() == 10  # so flat a distribution is never confident: one token per step
 
 
 def test_probes_run_once_per_model() -> None:
