@@ -10,7 +10,7 @@ VERSION = re.search(r'^__version__ = "(.+?)"', (HERE / "asrd" / "__init__.py").r
 assert VERSION is not None
 VIZ = ["pandas>=2.2"]
 TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
-TEST += ["setuptools>=77", *VIZ]
+TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ]
 
 setup(
     name="asrd",
