@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from asrd.engine.decoder import Decoder
+from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
-from asrd.engine.device.graph import capture_step
+from asrd.engine.device.graph import new_graphs
 from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
@@ -51,7 +52,7 @@ class Batch:
     strict     a row whose logits cannot be read raises; else it ends as not readable
 
     On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
-    or a cache, which reads in each step, it looks at once.
+    or a cache without graphs, which reads in each step, it looks at once.
     """
 
     def __init__(
@@ -70,8 +71,12 @@ class Batch:
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
         self.buffers = new_stats(decoder.state, decoder.extra_rows)
-        self.monitor = CompletionMonitor(decoder.state.report, None if observers or run.cache else run.gpu)
-        self.advance = capture_step(self._step, self.run, decoder, self.observers)
+        self.graphs = new_graphs(self.run, decoder, self.observers)  # None: operations are launched one by one
+        looks_at_once = observers or (run.cache is not None and self.graphs is None)
+        self.monitor = CompletionMonitor(decoder.state.report, None if looks_at_once else run.gpu)
+        self.cached = None
+        if run.cache is not None and self.graphs is not None:
+            self.cached = CachedStep(self.graphs, self.run, decoder, self.buffers)
         self.dims: RowDims | None = None
 
     @property
@@ -93,7 +98,7 @@ class Batch:
         """One forward pass of every row; the rows that are known to have ended, whose slots are free now."""
         for inspector in self.inspectors:
             inspector.begin(self.decoder, self.buffers[1])
-        self.advance()
+        self._advance()
         for slot in self.live:
             self.ages[slot] += 1
         ended = self._ended(self.monitor.poll(tuple(self.tags)))
@@ -106,6 +111,14 @@ class Batch:
         for slot in ended:
             self.tags[slot] = None
         return [ended[slot] for slot in sorted(ended)]
+
+    def _advance(self) -> None:
+        if self.graphs is None:
+            self._step()
+        elif self.cached is None:
+            self.graphs.run("step", self._step)
+        else:
+            self.cached()
 
     def _step(self) -> None:
         step(self.run, self.decoder, self.buffers)

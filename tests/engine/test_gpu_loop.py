@@ -20,8 +20,9 @@ import asrd
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, AsrdDecoder, Decoder, find_decoder
 from asrd.engine import loop
+from asrd.engine.batch import Batch, decode
 from asrd.engine.device import graph
-from asrd.engine.loop import Run, decode, select_slots
+from asrd.engine.loop import Run, select_slots
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
@@ -148,7 +149,7 @@ def test_the_forward_pass_too_many_leaves_the_whole_state_as_it_is(name: str) ->
         states = []
         for gpu in (None, FakeGpu()):
             run, decoder = run_of(model, name, gpu)
-            decode(run, decoder)
+            decode(Batch(run, decoder, range(len(IDS))), compact=False)
             states.append(decoder.state)
         for part in fields(states[0]):
             assert torch.equal(getattr(states[0], part.name), getattr(states[1], part.name)), part.name
