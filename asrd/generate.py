@@ -75,8 +75,7 @@ def fast_generate(
     config = resolve_config(generation_config, settings, max_length, input_ids)
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
-    if model.training:
-        log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
+    warn_of_training(model)
     chosen = checked_decoder(adapter, config)
     config.block_length = chosen.block_length(config)
     chosen.check_length(config, config.max_new_tokens)
@@ -101,6 +100,12 @@ def fast_generate(
     out = pack_output(rows, request)
     out.trace = record.trace if record else None
     return out
+
+
+def warn_of_training(model: nn.Module) -> None:
+    """Say so if dropout is on."""
+    if model.training:
+        log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
 
 
 def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:

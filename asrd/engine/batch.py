@@ -108,6 +108,13 @@ class Batch:
         if over:
             ended |= self._ended(self.monitor.drain())
             ended = {slot: Ended(self.tags[slot], slot, self.ages[slot]) for slot in over} | ended
+        return self._left(ended)
+
+    def settle(self) -> list[Ended]:
+        """Wait for the device; the rows that have ended and were not known to."""
+        return self._left(self._ended(self.monitor.drain()))
+
+    def _left(self, ended: dict[int, Ended]) -> list[Ended]:
         for slot in ended:
             self.tags[slot] = None
         return [ended[slot] for slot in sorted(ended)]
@@ -143,9 +150,10 @@ class Batch:
         return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen])
 
     def put(self, source: Batch, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """Move rows of another batch, with the same canvas and settings, to these slots, in place."""
+        """Move rows of another batch, with the same canvas and settings, to these slots, in place. Rows of a batch
+        that is not padded may go to one that is and whose request has them already."""
         if self.dims is None:
-            self.dims = source.dims or row_dims(self.decoder)
+            self.dims = source.dims if source.dims and source.padded == self.padded else row_dims(self.decoder)
         there, here = source._index(rows), self._index(slots)
         copy_rows(source.decoder, there, self.decoder, here, self.dims)
         self.decoder.rows_moved()
@@ -161,6 +169,8 @@ class Batch:
         decoder = type(self.decoder)(request, self.decoder.table)
         other = Batch(run, decoder, tags, limits, self.observers, self.strict)
         other.put(self, rows, range(len(rows)))
+        if other.free:
+            other.clear(other.free)
         return other
 
     def clear(self, slots: Sequence[int]) -> None:
@@ -179,17 +189,17 @@ class Batch:
         return torch.tensor(list(slots), dtype=torch.int64, device=self.decoder.state.tokens.device)
 
 
-def size_for(rows: int, batch: Batch | None, fixed: bool) -> int:
-    """How many slots a batch of so many rows should have: no more than that; or, where shapes are to stay, as many as
-    it has, halved or doubled as often as it takes."""
-    size = rows if batch is None or not fixed else len(batch.tags)
-    if fixed and batch is None:
-        size = 1
-    while fixed and size < rows:
+def size_for(rows: int, size: int, fixed: bool) -> int:
+    """How many slots a batch of `size` should have for so many rows: no more than that; or, where shapes are to stay,
+    as many as it has, doubled or halved as often as it takes."""
+    if not fixed:
+        return rows
+    size = max(size, 1)
+    while size < rows:
         size *= 2
-    while fixed and size > 1 and 2 * rows <= size:
-        size = (size + 1) // 2
-    return size if fixed else rows
+    while size > 1 and 2 * rows <= size:
+        size //= 2
+    return size
 
 
 def decode(batch: Batch, compact: bool = True) -> Rows:
@@ -197,19 +207,23 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
 
     Rows that have ended leave it, so that they cost nothing, unless there are observers or `compact` is off.
     """
+    compact = compact and not batch.observers
     tags: list[Any] = []
     parts: list[Rows] = []
-    kept: list[Ended] = []
+
+    def take(ended: list[Ended]) -> None:
+        tags.extend(row.tag for row in ended)
+        parts.append(batch.read([row.slot for row in ended]))
+
+    ended: list[Ended] = []  # and still in their slots
     while batch.live:
-        kept += batch.step()
-        size = size_for(len(batch.live), batch, fixed=batch.run.gpu is not None)
-        if batch.live and (not compact or batch.observers or size == len(batch.tags)):
-            continue
-        parts.append(batch.read([ended.slot for ended in kept]))
-        tags += [ended.tag for ended in kept]
-        kept = []
-        if batch.live:
-            batch = _compacted(batch, size)
+        ended += batch.step()
+        if compact and batch.live and _fitting(batch) < len(batch.tags):
+            take(ended + batch.settle())
+            ended = []
+            batch = _compacted(batch) if batch.live else batch
+    if ended:
+        take(ended)
     order = torch.tensor(tags, device=parts[0].tokens.device).argsort()
     return Rows(
         torch.cat([part.tokens for part in parts])[order],
@@ -218,10 +232,14 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
     )
 
 
-def _compacted(batch: Batch, size: int) -> Batch:
-    """The rows that go on, and perhaps some that have ended, in a batch of `size`."""
-    live = batch.live
+def _fitting(batch: Batch) -> int:
+    return size_for(len(batch.live), len(batch.tags), fixed=batch.run.gpu is not None)
+
+
+def _compacted(batch: Batch) -> Batch:
+    """The rows that go on, and where shapes are to stay perhaps some that have ended, in a smaller batch."""
+    live, size = batch.live, _fitting(batch)
     chosen = [*live, *batch.free][:size]
-    tags = [*(batch.tags[slot] for slot in live), *[None] * (size - len(live))]
+    tags = [batch.tags[slot] for slot in chosen]
     request = batch.run.request.take(torch.tensor(chosen, device=batch.run.request.prompt.device))
     return batch.rebuilt(request, live, tags, [batch.limits[slot] for slot in chosen])

@@ -66,7 +66,7 @@ class Run:
             for index, count in zip((rows, slots), counts, strict=True)
         )
         for name, value in self.inputs.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and isinstance(source.inputs.get(name), Tensor):
                 copy_lines(source.inputs[name], there, value, here)
         if self.cache is not None and source.cache is not None:
             self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)

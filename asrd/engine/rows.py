@@ -37,6 +37,8 @@ def copy_rows(source: Decoder, rows: Tensor, target: Decoder, slots: Tensor, dim
     """Write `rows` of one decoder, all that it keeps of them, to `slots` of the other, in place."""
     old, new = tensors(source), tensors(target)
     for name, dim in dims.items():
+        if name not in old:  # a padded request has more than one that is not
+            continue
         new[name].index_copy_(dim, slots, old[name].index_select(dim, rows))
 
 
