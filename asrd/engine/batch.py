@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
-from asrd.engine.device.graph import new_graphs
+from asrd.engine.device.gpu import Work
+from asrd.engine.device.graph import Graphs, new_graphs
 from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
@@ -71,13 +73,28 @@ class Batch:
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
         self.buffers = new_stats(decoder.state, decoder.extra_rows)
-        self.graphs = new_graphs(self.run, decoder, self.observers)  # None: operations are launched one by one
-        looks_at_once = observers or (run.cache is not None and self.graphs is None)
-        self.monitor = CompletionMonitor(decoder.state.report, None if looks_at_once else run.gpu)
-        self.cached = None
-        if run.cache is not None and self.graphs is not None:
-            self.cached = CachedStep(self.graphs, self.run, decoder, self.buffers)
         self.dims: RowDims | None = None
+
+    @cached_property
+    def graphs(self) -> Graphs | None:
+        """The recorded steps of this batch; None: operations are launched one by one."""
+        return new_graphs(self.run, self.decoder, self.observers)
+
+    @cached_property
+    def monitor(self) -> CompletionMonitor:
+        """How the host learns what became of a step."""
+        at_once = self.observers or (self.run.cache is not None and self.graphs is None)
+        return CompletionMonitor(self.decoder.state.report, None if at_once else self.run.gpu)
+
+    @cached_property
+    def advance(self) -> Work:
+        """What does one step."""
+        whole = partial(step, self.run, self.decoder, self.buffers)
+        if self.graphs is None:
+            return whole
+        if self.run.cache is None:
+            return partial(self.graphs.run, "step", whole)
+        return CachedStep(self.graphs, self.run, self.decoder, self.buffers)
 
     @property
     def live(self) -> list[int]:
@@ -98,7 +115,7 @@ class Batch:
         """One forward pass of every row; the rows that are known to have ended, whose slots are free now."""
         for inspector in self.inspectors:
             inspector.begin(self.decoder, self.buffers[1])
-        self._advance()
+        self.advance()
         for slot in self.live:
             self.ages[slot] += 1
         ended = self._ended(self.monitor.poll(tuple(self.tags)))
@@ -118,17 +135,6 @@ class Batch:
         for slot in ended:
             self.tags[slot] = None
         return [ended[slot] for slot in sorted(ended)]
-
-    def _advance(self) -> None:
-        if self.graphs is None:
-            self._step()
-        elif self.cached is None:
-            self.graphs.run("step", self._step)
-        else:
-            self.cached()
-
-    def _step(self) -> None:
-        step(self.run, self.decoder, self.buffers)
 
     def _ended(self, reports: list[Report]) -> dict[int, Ended]:
         """The rows that have ended, by slot. A late report may speak of a row that has left its slot since."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,20 @@ def new_graphs(run: Run, decoder: Decoder, observers: Sequence[object] = ()) -> 
         _say(obstacle)
         return None
     return Graphs(run.gpu, decoder, None if setting is True else failures)
+
+
+@dataclass(frozen=True)
+class GraphUse:
+    """How many graphs there are, and the bytes of device memory that recording them has taken."""
+
+    count: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, several: Iterable[Graphs | None]) -> GraphUse:
+        """All of them together."""
+        found = [graphs for graphs in several if graphs is not None]
+        return cls(sum(graphs.recorded for graphs in found), sum(graphs.bytes for graphs in found))
 
 
 @dataclass
