@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 
 from asrd.config import AsrdConfig, check, resolve_aliases
 from asrd.engine.device.gpu import current
+from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import Job, Kind, Outcome
 from asrd.engine.request import prepare
@@ -123,6 +124,11 @@ class Engine:
     def usage(self) -> Usage:
         """What the forward passes were spent on; `usage.wasted` is the share of padding and empty slots."""
         return self._scheduler.usage
+
+    @property
+    def graphs(self) -> GraphUse:
+        """On a GPU, the CUDA graphs that are kept (`count`) and the memory that they take (`bytes`)."""
+        return self._scheduler.graphs
 
     @torch.no_grad()
     def submit(self, prompt: Prompt, *, row_id: int | None = None, **settings: Any) -> Handle:
