@@ -121,7 +121,7 @@ def check(name: str, value: Any) -> None:
 class AsrdConfig(GenerationConfig):
     """Settings of `asrd.fast_generate`; a transformers `GenerationConfig` that can be saved, loaded and overridden.
 
-    Names, defaults and meanings are in the README; `gen_length` and `mask_id` are accepted as in LLaDA. An unknown
+    Names, defaults and meanings are in docs/guide.md; `gen_length` and `mask_id` are accepted as in LLaDA. An unknown
     name, a value out of range or a transformers setting that a diffusion decoder does not have raises ValueError.
     """
 
