@@ -339,14 +339,14 @@ def test_no_setting_that_a_decoder_reads_is_said_to_do_nothing(name: str, caplog
 # --- a decoder of one's own ------------------------------------------------------------------------------------------
 
 
-def decoder_of_the_guide() -> str:
+def guide_decoder() -> str:
     text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     section = text.split("## A decoder of your own")[1].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[0]
 
 
 def test_the_guides_decoder_runs_as_it_is_printed() -> None:
-    code = decoder_of_the_guide()
+    code = guide_decoder()
     assert len(code.splitlines()) <= 32
     known = set(DECODERS)
     revoked = 0
