@@ -15,16 +15,16 @@ from transformers import GenerationConfig
 
 from asrd.config import ALIASES, FIELDS, AsrdConfig, resolve_aliases
 from asrd.decoders import Decoder, find_decoder, without_effect
+from asrd.engine.batch import Batch, Rows, decode
 from asrd.engine.caches import require_cache
 from asrd.engine.device.gpu import current
 from asrd.engine.fused_head import require_fused_head
-from asrd.engine.loop import Observer, Run, decode
+from asrd.engine.loop import Observer, Run
 from asrd.engine.observers.streaming import StreamObserver
 from asrd.engine.request import Request, prepare
 from asrd.models.adapter import ModelAdapter
 from asrd.output import AsrdOutput
 from asrd.trace import recording
-from asrd_kernels import DecodeState
 
 log = logging.getLogger("asrd")
 
@@ -75,10 +75,10 @@ def fast_generate(
     config = resolve_config(generation_config, settings, max_length, input_ids)
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
-    if model.training:
-        log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
+    warn_of_training(model)
     chosen = checked_decoder(adapter, config)
     config.block_length = chosen.block_length(config)
+    chosen.check_length(config, config.max_new_tokens)
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
     _refuse_positions(injected.get("position_ids"), request)
     decoder = chosen(request, adapter.table.detach())
@@ -94,12 +94,18 @@ def fast_generate(
             record = watching.enter_context(recording(request, decoder, model, tokenizer, trace, return_trace))
             watchers.append(record.recorder)
         watching.enter_context(current(request.prompt.device))
-        decode(Run.of(adapter, request), decoder, watchers)
+        rows = decode(Batch(Run.of(adapter, request), decoder, range(len(request.prompt)), None, watchers, strict=True))
     if not (config.return_dict_in_generate or return_trace):
-        return decoder.state.tokens
-    out = pack_output(decoder.state, request)
+        return rows.tokens
+    out = pack_output(rows, request)
     out.trace = record.trace if record else None
     return out
+
+
+def warn_of_training(model: nn.Module) -> None:
+    """Say so if dropout is on."""
+    if model.training:
+        log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
 
 
 def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
@@ -153,19 +159,21 @@ def resolve_config(
     return config
 
 
-def pack_output(state: DecodeState, request: Request) -> AsrdOutput:
+def pack_output(rows: Rows, request: Request) -> AsrdOutput:
     """The result with its counters."""
-    ends = torch.zeros_like(state.generated, dtype=torch.bool)
+    generated = rows.tokens[:, request.prompt.shape[1] :]
+    ends = torch.zeros_like(generated, dtype=torch.bool)
     for token in request.rules.eos_ids:
-        ends |= state.generated == token
+        ends |= generated == token
     first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.length)
+    drafted, revoked, anchors = rows.counts
     return AsrdOutput(
-        sequences=state.tokens,
-        steps=state.step,
-        tokens_per_forward=first / state.step,
-        drafted=state.drafted,
-        revoked=state.revoked,
-        anchors=state.anchors,
+        sequences=rows.tokens,
+        steps=rows.step,
+        tokens_per_forward=first / rows.step,
+        drafted=drafted,
+        revoked=revoked,
+        anchors=anchors,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
     )
 

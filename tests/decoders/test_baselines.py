@@ -163,7 +163,7 @@ def test_fixed_slots_decide_as_picked_rows_do_and_read_nothing_back(name: str) -
         runs = [Run.of(adapter, request, select) for select in (select_wanted, select_slots)]
         decoders = [chosen(request, adapter.table.detach()) for _ in runs]
         buffers = [new_stats(decoder.state, decoder.extra_rows) for decoder in decoders]
-        for _ in range(decoders[0].max_steps):
+        for _ in range(decoders[0].max_steps(request.length)):
             step(runs[0], decoders[0], buffers[0])
             with HostReads() as reads:
                 step(runs[1], decoders[1], buffers[1])

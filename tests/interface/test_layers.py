@@ -18,6 +18,7 @@ LAYERS = (  # from the bottom to the top; parts of one layer may not import each
     ("asrd.decoders",),
     ("asrd.trace",),
     ("asrd.generate", "asrd.viewer"),
+    ("asrd.many",),
     ("asrd",),  # the public names
     ("asrd.lab",),
     ("asrd.cli",),
