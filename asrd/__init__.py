@@ -1,6 +1,8 @@
 """asrd: anchor-supervised revocable decoding for diffusion LLMs.
 
 generate.py  `fast_generate`: decode with any diffusion LLM
+arguments.py what a call may be given, resolved to one config; what transformers injects
+many.py      `Engine`, `generate_many`: many requests in one running batch
 config.py    `AsrdConfig`: the settings; settings.py has each one's default, range and meaning
 output.py    `AsrdOutput`: text and counters
 models/      `load`, and the adapter through which every model is called
@@ -12,7 +14,7 @@ cli/         the command `asrd`
 
 `import asrd` imports nothing heavy; each name is loaded when it is first used.
 Layers import downwards only: asrd_kernels < settings < config, output < models < engine < decoders < trace <
-viewer, generate < lab < cli (tests/interface/test_layers.py).
+viewer, generate < many < lab < cli (tests/interface/test_layers.py).
 """
 
 from __future__ import annotations
@@ -24,18 +26,46 @@ if TYPE_CHECKING:
     from asrd import decoders, trace
     from asrd.config import AsrdConfig
     from asrd.generate import fast_generate
+    from asrd.many import Engine, Result, generate_many
     from asrd.models import load
     from asrd.output import AsrdOutput
 
-__all__ = ["AsrdConfig", "AsrdOutput", "__version__", "decoders", "fast_generate", "load", "trace"]
+__all__ = [
+    "AsrdConfig",
+    "AsrdOutput",
+    "Engine",
+    "Result",
+    "__version__",
+    "decoders",
+    "fast_generate",
+    "generate_many",
+    "load",
+    "trace",
+]
 
 _HOMES = {
     "AsrdConfig": "asrd.config",
     "AsrdOutput": "asrd.output",
+    "Engine": "asrd.many",
+    "Result": "asrd.many",
     "fast_generate": "asrd.generate",
+    "generate_many": "asrd.many",
     "load": "asrd.models",
 }
-_MODULES = ("cli", "config", "decoders", "engine", "generate", "lab", "models", "output", "settings", "trace", "viewer")
+_MODULES = (
+    "cli",
+    "config",
+    "decoders",
+    "engine",
+    "generate",
+    "lab",
+    "many",
+    "models",
+    "output",
+    "settings",
+    "trace",
+    "viewer",
+)
 __version__ = "0.1.0"  # setup.py reads it here
 
 

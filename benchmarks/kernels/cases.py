@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_state, wanted_slots
+from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_slots, new_state
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
@@ -56,8 +56,8 @@ def stats_case(
     readout = Readout(
         forbidden=torch.tensor([0, vocab - 1][: max(1, min(2, vocab - 1))], device=device),
         row_ids=torch.arange(1, device=device),
+        seeds=torch.full((1,), 3, device=device),
         temperature=temperature,
-        seed=3,
     )
     out = _buffers(1, length, torch.promote_types(dtype, torch.float32), device)
     row = torch.zeros_like(slot)
@@ -91,8 +91,8 @@ def head_case(
     readout = Readout(
         forbidden=torch.tensor([0][: vocab - 1], dtype=torch.int64, device=device),
         row_ids=torch.arange(1, device=device),
+        seeds=torch.full((1,), 3, device=device),
         temperature=temperature,
-        seed=3,
     )
     out, row = _buffers(1, rows, torch.float32, device), torch.zeros_like(slot)
     wanted = rows - unwanted
@@ -123,12 +123,12 @@ def embed_case(
     precision = torch.promote_types(dtype, torch.float32)
     state = a_state(batch, prompt, length, rules, vocab, anchors, precision, device=device)
     table = torch.randn(vocab, dim, generator=torch.Generator().manual_seed(1)).to(device=device, dtype=dtype)
-    row_ids = torch.arange(batch, device=device)
+    keys = (torch.arange(batch, device=device), torch.arange(batch, device=device) + 3)  # row ids and seeds
     needed = int(state.tokens.unique().numel())  # rows of the table; anchors are on the canvas too
     edges = nbytes(state.tokens, state.pending, state.guided, state.entropy, state.ring[:, : rules.capacity])
     compulsory = (needed + state.tokens.numel()) * dim * table.element_size() + edges
     label = f"B={batch}, L={prompt + length}, D={dim}, m={rules.capacity}, {rules.probe}"
-    return Case("anchor_embed", label, lambda op: op(state, table, rules, row_ids), compulsory)
+    return Case("anchor_embed", label, lambda op: op(state, table, rules, *keys), compulsory)
 
 
 def commit_case(
@@ -151,8 +151,8 @@ def commit_case(
     stats = VocabStats(*(values[:, :length] for values in buffers))
     label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
     mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
-    slots = wanted_slots(state, rules)
-    mine.append(slots)
+    slots = new_slots(state, rules)
+    mine += [slots.position, slots.source]
     before = [tensor.clone() for tensor in mine]
 
     def reset() -> None:

@@ -8,9 +8,9 @@ support   which models, decoders and settings go together with a cache
 """
 
 from asrd.engine.caches.body import CachedBody
-from asrd.engine.caches.layer import CanvasCache
+from asrd.engine.caches.layer import CanvasCache, copy_lines
 from asrd.engine.caches.partial import PartialForward
 from asrd.engine.caches.schedule import Schedule
 from asrd.engine.caches.support import require_cache
 
-__all__ = ["CachedBody", "CanvasCache", "PartialForward", "Schedule", "require_cache"]
+__all__ = ["CachedBody", "CanvasCache", "PartialForward", "Schedule", "copy_lines", "require_cache"]

@@ -32,3 +32,9 @@ class CachedBody:
     def __call__(self, embeds: Tensor, state: DecodeState) -> Tensor:
         """Hidden states [N, L, D] of embeds [N, L, D] at the state before the forward."""
         return self.parts.recompute(embeds, self.schedule.due(state))
+
+    def put(self, source: CachedBody, rows: tuple[Tensor, Tensor], lines: tuple[Tensor, Tensor], size: int) -> None:
+        """Take over the K/V of rows of another one, where it has some: the first of each pair names them there, the
+        second here. lines are the rows and, with classifier-free guidance, their second halves, of `size` here."""
+        self.schedule.put(source.schedule, *rows, size * len(rows[0]) // len(lines[0]))
+        self.parts.put(source.parts, *lines, size)

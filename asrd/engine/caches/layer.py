@@ -15,6 +15,12 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
+def copy_lines(source: Tensor, rows: Tensor, target: Tensor, slots: Tensor) -> None:
+    """Write `rows` of one tensor to `slots` of another, along the first dimension; either may be expanded in others."""
+    once = tuple(slice(0, 1) if stride == 0 and dim else slice(None) for dim, stride in enumerate(target.stride()))
+    target[once].index_copy_(0, slots.to(target.device), source[once][rows.to(source.device)].to(target.device))
+
+
 @dataclass
 class Window:
     """What the coming forward brings."""
@@ -56,6 +62,17 @@ class CanvasLayer(CacheLayerMixin):
         stored[every[:, None], :, columns.to(stored.device)] = new.transpose(1, 2)
         return (stored if rows is None else stored[every])[:, :, : self.length]
 
+    def put(self, source: CanvasLayer, rows: Tensor, slots: Tensor, size: int) -> None:
+        """Take over rows of another layer; this one has `size` of them."""
+        assert source.keys is not None
+        assert source.values is not None
+        if not self.is_initialized:
+            self.keys, self.values = (old.new_empty(size, *old.shape[1:]) for old in (source.keys, source.values))
+            self.is_initialized = True
+        for new, old in ((self.keys, source.keys), (self.values, source.values)):
+            assert new is not None
+            copy_lines(old, rows, new, slots)
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Every query sees the whole canvas."""
         return self.length, 0
@@ -79,3 +96,10 @@ class CanvasCache(Cache):
     def aim(self, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
         """rows [R] and columns [R, W] of the coming forward; None: all."""
         self.window.rows, self.window.columns = rows, columns
+
+    def put(self, source: CanvasCache, rows: Tensor, slots: Tensor, size: int) -> None:
+        """Take over rows of another cache, if it has any yet; this one has `size` of them."""
+        for number, layer in enumerate(source.layers):
+            if number == len(self.layers):
+                self.layers.append(self.layer_class_to_replicate())  # type: ignore[misc]
+            self.layers[number].put(layer, rows, slots, size)  # type: ignore[attr-defined]

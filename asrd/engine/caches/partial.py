@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches.layer import CanvasCache
+from asrd.engine.caches.layer import CanvasCache, copy_lines
 from asrd.models.adapter import ModelAdapter
 
 
@@ -52,6 +52,17 @@ class PartialForward:
             else:
                 self._slices(embeds, lines, wanted.repeat(copies, 1), width)
         return self.hidden
+
+    def put(self, source: PartialForward, rows: Tensor, slots: Tensor, size: int) -> None:
+        """Take over what is known of rows of another one; this one has `size` of them."""
+        for new, old in ((self.positions, source.positions), (self.key_mask, source.key_mask)):
+            if new is not None and old is not None:
+                copy_lines(old, rows, new, slots)
+        self.cache.put(source.cache, rows, slots, size)
+        if len(source.hidden):
+            if not len(self.hidden):
+                self.hidden = source.hidden.new_zeros(size, *source.hidden.shape[1:])
+            copy_lines(source.hidden, rows, self.hidden, slots)
 
     def _whole(self, embeds: Tensor, lines: Tensor | None) -> None:
         """The whole canvas of these lines (None: of all), just as without a cache."""

@@ -49,3 +49,13 @@ class Schedule:
         self.before = state.active.clone()
         self.age = torch.where(refresh, 1, self.age + 1)
         return due
+
+    def put(self, source: Schedule, rows: Tensor, slots: Tensor, size: int) -> None:
+        """Take over what is remembered of rows of another one; of a row before its first step there is nothing."""
+        if not len(source.before):
+            return
+        if not len(self.before):
+            self.before, self.age = (torch.zeros(size, dtype=torch.int64, device=slots.device) for _ in range(2))
+            self.probed = torch.full_like(self.before, NOWHERE)
+        for name in ("before", "probed", "age"):
+            getattr(self, name)[slots] = getattr(source, name)[rows]
