@@ -53,19 +53,9 @@ _HOMES = {
     "load": "asrd.models",
 }
 _MODULES = (
-    "cli",
-    "config",
-    "decoders",
-    "engine",
-    "generate",
-    "lab",
-    "many",
-    "models",
-    "output",
-    "settings",
-    "trace",
+    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "settings", "trace",
     "viewer",
-)
+)  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 
 

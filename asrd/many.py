@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from asrd.arguments import resolve_config
 from asrd.config import AsrdConfig, check, resolve_aliases
 from asrd.engine.device.gpu import current
+from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import Job, Kind, Outcome
 from asrd.engine.request import prepare
@@ -125,6 +126,11 @@ class Engine:
         """What the forward passes were spent on; `usage.wasted` is the share of padding and empty slots."""
         return self._scheduler.usage
 
+    @property
+    def graphs(self) -> GraphUse:
+        """On a GPU, the CUDA graphs that are kept (`count`) and the memory that they take (`bytes`)."""
+        return self._scheduler.graphs
+
     @torch.no_grad()
     def submit(self, prompt: Prompt, *, row_id: int | None = None, **settings: Any) -> Handle:
         """Add a request: text, or a list or tensor of ids, and settings of its own such as max_new_tokens and seed.
@@ -202,7 +208,11 @@ class Engine:
             if self.tokenizer is None:
                 raise ValueError("the prompt is text, but the engine has no tokenizer: give one, or ids")
             return encode(self.tokenizer, [prompt], self.chat)["input_ids"]
-        ids = prompt if isinstance(prompt, Tensor) else torch.tensor(prompt)
+        try:
+            ids = torch.as_tensor(prompt)
+        except (RuntimeError, TypeError, ValueError):
+            found = type(prompt).__name__
+            raise ValueError(f"a prompt must be text, or a list or tensor of token ids, not {found}") from None
         if ids.numel() == 0:
             raise ValueError("the prompt is empty: give at least one token")
         return ids[None] if ids.dim() == 1 else ids

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from asrd.engine.decoder import Decoder
+from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
-from asrd.engine.device.graph import capture_step
+from asrd.engine.device.gpu import Work
+from asrd.engine.device.graph import Graphs, new_graphs
 from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
@@ -51,7 +54,7 @@ class Batch:
     strict     a row whose logits cannot be read raises; else it ends as not readable
 
     On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
-    or a cache, which reads in each step, it looks at once.
+    or a cache without graphs, which reads in each step, it looks at once.
     """
 
     def __init__(
@@ -70,9 +73,28 @@ class Batch:
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
         self.buffers = new_stats(decoder.state, decoder.extra_rows)
-        self.monitor = CompletionMonitor(decoder.state.report, None if observers or run.cache else run.gpu)
-        self.advance = capture_step(self._step, self.run, decoder, self.observers)
         self.dims: RowDims | None = None
+
+    @cached_property
+    def graphs(self) -> Graphs | None:
+        """The recorded steps of this batch; None: operations are launched one by one."""
+        return new_graphs(self.run, self.decoder, self.observers)
+
+    @cached_property
+    def monitor(self) -> CompletionMonitor:
+        """How the host learns what became of a step."""
+        at_once = self.observers or (self.run.cache is not None and self.graphs is None)
+        return CompletionMonitor(self.decoder.state.report, None if at_once else self.run.gpu)
+
+    @cached_property
+    def advance(self) -> Work:
+        """What does one step."""
+        whole = partial(step, self.run, self.decoder, self.buffers)
+        if self.graphs is None:
+            return whole
+        if self.run.cache is None:
+            return partial(self.graphs.run, "step", whole)
+        return CachedStep(self.graphs, self.run, self.decoder, self.buffers)
 
     @property
     def live(self) -> list[int]:
@@ -113,9 +135,6 @@ class Batch:
         for slot in ended:
             self.tags[slot] = None
         return [ended[slot] for slot in sorted(ended)]
-
-    def _step(self) -> None:
-        step(self.run, self.decoder, self.buffers)
 
     def _ended(self, reports: list[Report]) -> dict[int, Ended]:
         """The rows that have ended, by slot. A late report may speak of a row that has left its slot since."""

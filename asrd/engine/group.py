@@ -150,6 +150,11 @@ class Group:
                 old.clear(range(len(old.tags)))
         self.batch = target
 
+    def forget(self, batch: Batch) -> None:
+        """Let go of a batch without rows, and of what was recorded of it."""
+        self.kept = {key: kept for key, kept in self.kept.items() if kept is not batch}
+        self.batch = None if self.batch is batch else self.batch
+
     def _refill(self, jobs: Sequence[Job]) -> None:
         """Rows in slots that others have left, in place."""
         assert self.batch is not None

@@ -40,6 +40,11 @@ class Run:
     gpu: Gpu | None = None  # with one, steps are queued ahead of the device and perhaps captured as a graph
     mark: Callable[[str], None] = no_mark  # is told when a part of a step is over
 
+    @property
+    def copies(self) -> int:
+        """Lines of a forward for each row: two with classifier-free guidance."""
+        return 2 if self.request.cfg_scale > 0 else 1
+
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, select: Selector | None = None) -> Run:
         """A run of `request`; classifier-free guidance doubles its rows."""
@@ -83,6 +88,11 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
     run.mark("embed")
     hidden = forward(run, embeds, decoder.state, decoder.attention_layout())  # 2. one forward pass ...
     run.mark("forward")
+    finish(run, hidden, decoder, buffers)
+
+
+def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
+    """What follows the body's forward pass."""
     asked = read(run, hidden, decoder, buffers[0])  # ... then LM head and statistics of the wanted positions
     run.mark("statistics")
     decoder.commit(buffers[1], **asked)  # 3. - 10. verify, draft, revoke, promote
@@ -120,22 +130,26 @@ def select_wanted(decoder: Decoder) -> Selection:
 
 def forward(run: Run, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None) -> Tensor:
     """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompts masked."""
-    copies = 2 if run.request.cfg_scale > 0 else 1
-    inputs = run.inputs if layout is None else run.adapter.inputs_for_layout(layout, copies)
-    if copies > 1:
-        blind = embeds.clone()
-        blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
-        embeds = torch.cat([embeds, blind])
+    inputs = run.inputs if layout is None else run.adapter.inputs_for_layout(layout, run.copies)
+    embeds = with_blind(run, embeds)
     return run.adapter.body(embeds, inputs) if run.cache is None else run.cache(embeds, state)
+
+
+def with_blind(run: Run, embeds: Tensor) -> Tensor:
+    """With classifier-free guidance, the canvases and then the same with their prompts masked."""
+    if run.copies == 1:
+        return embeds
+    blind = embeds.clone()
+    blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
+    return torch.cat([embeds, blind])
 
 
 def gather(run: Run, hidden: Tensor, chosen: Selection) -> tuple[Tensor, Tensor | None]:
     """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
     half, too."""
-    halves = 2 if run.request.cfg_scale > 0 else 1
     source = source_rows(run, hidden.shape[1], chosen) if chosen.source is None else chosen.source
-    rows = hidden.reshape(halves, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
-    return rows[0], rows[1] if halves == 2 else None
+    rows = hidden.reshape(run.copies, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
+    return rows[0], rows[1] if run.copies == 2 else None
 
 
 def source_rows(run: Run, width: int, chosen: Selection) -> Tensor:

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asrd.engine.batch import Batch
+from asrd.engine.device.graph import GraphUse
 from asrd.engine.group import Group, Job, Outcome, Watcher
 
 SMALLEST = 16  # of the sizes that prompts and answers are rounded up to
 ROOM = 1.5  # a request joins rows whose canvas is at most so many times as long as the size that it would open itself
-KEPT = 8  # groups without rows that stay for their recorded graphs
+KEPT = 8  # batches without rows that stay for their recorded graphs, on a GPU
 
 
 @dataclass
@@ -41,6 +43,12 @@ class Scheduler:
         self.groups: list[Group] = []
         self.running = 0
         self.usage = Usage()
+        self._recent: dict[Batch, Group] = {}  # batches with graphs, the latest used last
+
+    @property
+    def graphs(self) -> GraphUse:
+        """The graphs that are kept, and the memory that they take."""
+        return GraphUse.of(batch.graphs for batch in self._recent)
 
     @property
     def free(self) -> int:
@@ -67,6 +75,9 @@ class Scheduler:
         for group in self.groups:
             if jobs := group.jobs:
                 self._count(group, jobs)
+                if group.fixed and group.batch is not None:
+                    self._recent.pop(group.batch, None)
+                    self._recent[group.batch] = group
                 outcomes += group.step()
         self.running -= len(outcomes)
         return outcomes
@@ -80,9 +91,10 @@ class Scheduler:
         self.groups = list(coming)
         for group, jobs in coming.items():
             group.fill(jobs)
-        idle = [group for group in self.groups if not group.jobs]
-        dropped = [group for group in idle if group.batch is None] + [group for group in idle if group.batch][:-KEPT]
-        self.groups = [group for group in self.groups if group not in dropped]
+        idle = [batch for batch in self._recent if not batch.live]
+        for batch in idle[: max(len(idle) - KEPT, 0)]:
+            self._recent.pop(batch).forget(batch)
+        self.groups = [group for group in self.groups if group.jobs or group.kept]
 
     def _place(self, job: Job, coming: dict[Group, list[Job]]) -> Group:
         """The smallest canvas among those in use that is not much too large, else a new one."""

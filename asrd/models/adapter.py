@@ -181,7 +181,7 @@ class ModelAdapter:
         return self.capabilities.tail_exact
 
     def require_padding(self) -> None:
-        """Raise unless padding changes nothing; some models ignore their attention mask or position ids silently."""
+        """Raise ValueError unless padding changes no logits: some models silently ignore mask or position ids."""
         if not self.pads_left:
             raise ValueError(
                 f"{type(self.model).__name__} does not read a padded row as it reads the row alone, so a padded batch"

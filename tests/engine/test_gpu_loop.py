@@ -354,7 +354,6 @@ class Stubborn(AsrdDecoder):
         (with_a_hook, {}, r"LlamaForCausalLM has a hook on model.layers.1, which a graph would not call"),
         (on_two_devices, {}, r"LlamaForCausalLM is spread over several devices \(cpu, meta\)"),
         (compiled_inside, {}, r"LlamaForCausalLM is compiled by torch.compile, which may record graphs of its own"),
-        (None, {"kv_cache": "prefix"}, r"with kv_cache='prefix' the host decides in each step what is computed"),
         (None, {"observers": [Inspector()]}, r"an observer looks into the steps"),
         (None, {"decoder": "stubborn"}, r"Stubborn says that its steps cannot be captured"),
     ],

@@ -25,7 +25,8 @@ def copy_lines(source: Tensor, rows: Tensor, target: Tensor, slots: Tensor) -> N
 class Window:
     """What the coming forward brings."""
 
-    rows: Tensor | None = None  # [R] int64, which rows; None: all
+    total: int = 0  # rows of the canvas that there are
+    rows: Tensor | None = None  # [R] int64, which of them; None: all
     columns: Tensor | None = None  # [R, W] int64, which positions of them, `length` for a slot without one; None: all
 
 
@@ -39,9 +40,10 @@ class CanvasLayer(CacheLayerMixin):
         self.length, self.window = length, window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for all rows; the first forward must bring them."""
+        """Room for all rows."""
         self.keys, self.values = (
-            new.new_empty(*new.shape[:2], self.length + 1, new.shape[3]) for new in (key_states, value_states)
+            new.new_zeros(self.window.total, new.shape[1], self.length + 1, new.shape[3])
+            for new in (key_states, value_states)
         )
         self.is_initialized = True
 
@@ -87,15 +89,15 @@ class CanvasLayer(CacheLayerMixin):
 
 
 class CanvasCache(Cache):
-    """The layers of one model. `aim` says what the coming forward brings; the first one must bring everything."""
+    """The layers of one model. `aim` says what the coming forward brings; a row's first one must bring all of it."""
 
     def __init__(self, length: int) -> None:
         self.window = Window()
         super().__init__(layer_class_to_replicate=partial(CanvasLayer, length, self.window))  # type: ignore[arg-type]
 
-    def aim(self, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
-        """rows [R] and columns [R, W] of the coming forward; None: all."""
-        self.window.rows, self.window.columns = rows, columns
+    def aim(self, total: int, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
+        """rows [R] of `total` and columns [R, W] of the coming forward; None: all."""
+        self.window.total, self.window.rows, self.window.columns = total, rows, columns
 
     def put(self, source: CanvasCache, rows: Tensor, slots: Tensor, size: int) -> None:
         """Take over rows of another cache, if it has any yet; this one has `size` of them."""
