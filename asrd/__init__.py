@@ -53,8 +53,8 @@ _HOMES = {
     "load": "asrd.models",
 }
 _MODULES = (
-    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "settings", "trace",
-    "viewer",
+    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "settings",
+    "trace", "viewer",
 )  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 
