@@ -104,4 +104,4 @@ class CanvasCache(Cache):
         for number, layer in enumerate(source.layers):
             if number == len(self.layers):
                 self.layers.append(self.layer_class_to_replicate())  # type: ignore[misc]
-            self.layers[number].put(layer, rows, slots, size)  # type: ignore[attr-defined]
+            self.layers[number].put(layer, rows, slots, size)  # type: ignore[union-attr]
