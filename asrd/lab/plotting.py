@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from asrd.viewer import palette
 
 WIDTH = 9.0  # inches
 DPI = 200
+NOTE_WIDTH = 115  # characters
 STEPS = {30: (1, 1.5, 2, 3, 4, 6, 8), 1e3: (1, 2, 5), math.inf: (1,)}  # largest range: ticks of a log axis per decade
 MARKERS = {  # and sizes: where two decoders coincide, the smaller marker lies on the larger one
     "LLaDA's loop": ("h", 9),
@@ -36,7 +38,7 @@ MARKERS = {  # and sizes: where two decoders coincide, the smaller marker lies o
     "loo": ("*", 9),
 }
 OTHER_MARKER = ("p", 6)
-TOO_CROWDED = 4.0  # cost of a place above which an optional label is left out
+TOO_CROWDED = 2.5  # cost of a place above which an optional label is left out
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,12 @@ def figure(height: float, rows: int = 1, columns: int = 1, width: float = WIDTH,
 
 
 def caption(made: Figure, theme: Theme, title: str, note: str = "") -> None:
-    """Title above and note below the panels; afterwards the layout is final."""
-    made.suptitle(title, x=0.01, ha="left", fontweight="bold")
-    if note:
-        made.supxlabel(note, x=0.01, ha="left", fontsize=8.5, color=theme.soft)
+    """The title above the panels; its further lines and the note below them. Afterwards the layout is final."""
+    heading, *rest = title.split("\n")
+    made.suptitle(heading, x=0.01, ha="left", fontweight="bold")
+    below = " ".join([*(f"{line}." for line in rest), note]).strip()
+    if below:
+        made.supxlabel(textwrap.fill(below, NOTE_WIDTH), x=0.01, ha="left", fontsize=8.5, color=theme.soft)
     made.draw_without_rendering()
     made.set_layout_engine("none")
 
@@ -124,22 +128,22 @@ def series_style(theme: Theme, index: int) -> dict[str, Any]:
     return look | {"markeredgecolor": theme.paper, "markeredgewidth": 0.6}
 
 
-def log_axis(axis: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis over positive values with plain numbers: the ends of the range and round numbers between."""
+def log_axis(axis: Any, values: Sequence[float], ticks: Sequence[float] = ()) -> None:
+    """A logarithmic axis over positive values with plain numbers: the ends of the range and, where their labels do not
+    touch, the given ticks (default: round numbers)."""
     low, high = min(values), max(values)
-    ends = {low, high} if high > low else {low}
     steps = next(steps for most, steps in STEPS.items() if high / low <= most)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    round_numbers = [step * 10.0**decade for decade in decades for step in steps]
-    gap = max(1.15, (high / low) ** 0.09)  # least ratio of two ticks, so that their labels do not touch
-    ticks = sorted(ends)
-    for value in round_numbers:
-        if low < value < high and all(max(value, tick) / min(value, tick) >= gap for tick in ticks):
-            ticks.append(value)
+    between = ticks or [step * 10.0**decade for decade in decades for step in steps]
+    gap = max(1.15, (high / low) ** 0.12)  # least ratio of two ticks
+    shown = [low, high] if high > low else [low]
+    for value in between:
+        if low < value < high and all(max(value, tick) / min(value, tick) >= gap for tick in shown):
+            shown.append(value)
     getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     margin = (high / low) ** 0.06 if high > low else 1.5
     getattr(axis.axes, f"set_{axis.axis_name}lim")(low / margin, high * margin)
-    axis.set_major_locator(FixedLocator(sorted(ticks)))
+    axis.set_major_locator(FixedLocator(sorted(shown)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axis.set_minor_locator(NullLocator())
 
@@ -169,10 +173,10 @@ def place_labels(panel: Any, labels: Sequence[Label], lines: Sequence[Sequence[t
     lines: the polylines of the panel in data coordinates. The layout and limits of the panel must be final.
     """
     transform = panel.transData.transform
-    drawn = [spot for line in lines for spot in _sampled(transform(line))]
+    scale = panel.figure.dpi / 72
+    drawn = [spot for line in lines for spot in _sampled(transform(line), 4 * scale)]
     box = panel.get_window_extent()
     taken: list[tuple[float, float, float, float]] = []
-    scale = panel.figure.dpi / 72
     for label in labels:
         width, height = _size(panel, label)
         best: tuple[float, tuple[float, float, float, float]] | None = None
@@ -191,11 +195,30 @@ def place_labels(panel: Any, labels: Sequence[Label], lines: Sequence[Sequence[t
         if label.optional and best[0] > TOO_CROWDED:
             continue
         frame = best[1]
-        taken.append(frame)
+        taken.append((frame[0] - 2 * scale, frame[1], frame[2] + 2 * scale, frame[3]))
         x, y = panel.transData.inverted().transform(((frame[0] + frame[2]) / 2, (frame[1] + frame[3]) / 2))
         panel.text(
             x, y, label.text, color=label.colour, fontsize=label.size, ha="center", va="center",
             fontweight="bold" if label.bold else "normal", zorder=5, in_layout=False,
+        )  # fmt: skip
+
+
+def label_ends(panel: Any, labels: Sequence[Label]) -> None:
+    """Write each label to the right of its last point, in their order from top to bottom, moved apart where they touch.
+
+    The panel needs room on its right; its layout and limits must be final.
+    """
+    placed = sorted(labels, key=lambda label: panel.transData.transform(label.points[-1])[1])
+    scale = panel.figure.dpi / 72
+    bottom = -math.inf
+    for label in placed:
+        _, height = _size(panel, label)
+        _, y = panel.transData.transform(label.points[-1])
+        lift = max(0.0, bottom - (y - height / 2))
+        bottom = y + lift + height / 2
+        panel.annotate(
+            label.text, label.points[-1], (8, lift / scale), textcoords="offset points", va="center",
+            color=label.colour, fontsize=label.size, fontweight="bold" if label.bold else "normal", in_layout=False,
         )  # fmt: skip
 
 
@@ -217,9 +240,10 @@ def _directions(width: float, height: float, gap: float, reaches: Sequence[float
     return found
 
 
-def _sampled(points: Any) -> list[tuple[float, float]]:
-    """Points along a polyline in pixels, about 4 apart."""
-    spots = [(float(x), float(y)) for x, y in points]
+def _sampled(points: Any, radius: float) -> list[tuple[float, float]]:
+    """Points along a polyline in pixels, about 4 apart, and around the markers at its vertices."""
+    around = [(0.0, 0.0), (radius, 0.0), (-radius, 0.0), (0.0, radius), (0.0, -radius)]
+    spots = [(float(x) + dx, float(y) + dy) for x, y in points for dx, dy in around]
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         count = int(math.hypot(x1 - x0, y1 - y0) // 4)
         spots += [(float(x0 + (x1 - x0) * k / count), float(y0 + (y1 - y0) * k / count)) for k in range(1, count)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from asrd.lab.plotting import Label, Theme, caption, decoder_style, figure, log_axis, place_labels, save
+from asrd.lab.plotting import Label, Theme, caption, decoder_style, figure, label_ends, log_axis, place_labels, save
 from benchmarks.head_to_head.clock import PARTS
 
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ def _growth(rows: Sequence[Row], axis: str, title: str, theme: Theme) -> Figure:
     made, panels = figure(4.4, 1, len(PANELS), sharey=True)
     todo = []
     for panel, (name, caches) in zip(panels[0], PANELS.items(), strict=True):
-        labels, lines = [], []
+        labels = []
         for decoder, cache in dict.fromkeys((row["decoder"], row["cache"]) for row in rows if row["cache"] in caches):
             curve = sorted((r for r in rows if (r["decoder"], r["cache"]) == (decoder, cache)), key=lambda r: r[axis])
             if len(curve) < 2:
@@ -53,21 +53,21 @@ def _growth(rows: Sequence[Row], axis: str, title: str, theme: Theme) -> Figure:
             style = decoder_style(theme, decoder) | {"linestyle": "--" if cache == "prefix" else "-"}
             panel.errorbar(*zip(*spots, strict=True), error, capsize=2, elinewidth=0.8, **style)
             text = f"{decoder}, {curve[-1]['tokens_per_second']:.3g}"
-            labels.append(Label(text, spots[::-1], theme.as_text(theme.decoder(decoder)), bold=True))
-            lines.append(spots)
-        log_axis(panel.xaxis, [row[axis] for row in rows])
+            labels.append(Label(text, spots, theme.as_text(theme.decoder(decoder)), bold=True))
+        values = sorted({row[axis] for row in rows})
+        log_axis(panel.xaxis, values, ticks=values)
+        panel.set_xlim(right=values[-1] * (values[-1] / values[0]) ** 0.55)
         log_axis(panel.yaxis, [row["ratio"] for row in rows])
-        panel.set_xticks(sorted({row[axis] for row in rows}))
         panel.set(title=name, xlabel=title)
-        todo.append((panel, labels, lines))
+        todo.append((panel, labels))
     panels[0, 0].set_ylabel("speed relative to LLaDA's loop")
     note = (
         "Axes are logarithmic. Bars: range over rounds. Numbers: tokens per second at the last point."
         " Random weights; forward passes per block as on tiny."
     )
     caption(made, theme, f"Speed by {title}", note)
-    for panel, labels, lines in todo:
-        place_labels(panel, labels, lines)
+    for panel, labels in todo:
+        label_ends(panel, labels)
     return made
 
 

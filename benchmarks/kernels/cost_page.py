@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from asrd.lab.plotting import Label, Theme, caption, figure, log_axis, place_labels, save, series_style
+from asrd.lab.plotting import Label, Theme, caption, figure, label_ends, log_axis, save, series_style
 
 AXES = {"L": "canvas length L", "V": "vocabulary V", "B": "batch B", "capacity": "anchor capacity m"}
 OPERATIONS = ("anchor_embed", "vocab_stats", "commit")
@@ -54,20 +54,20 @@ def _growth(points: list[dict[str, Any]], theme: Theme) -> Figure:
                 spots = [(point["value"], point[name] / line[0][name]) for point in line]
                 panel.plot(*zip(*spots, strict=True), **style | {"linestyle": dashes})
                 lines.append(spots)
-            labels.append(Label(operation, lines[-2][::-1], theme.as_text(style["color"]), bold=True))
+            labels.append(Label(operation, lines[-2], theme.as_text(style["color"]), bold=True))
         panel.plot(values, [value / values[0] for value in values], color=theme.soft, linestyle=":", linewidth=1.2)
-        log_axis(panel.xaxis, values)
+        log_axis(panel.xaxis, values, ticks=values)
+        panel.set_xlim(right=values[-1] * (values[-1] / values[0]) ** 0.45)
         log_axis(panel.yaxis, [1.0, max(y for spots in lines for _, y in spots), values[-1] / values[0]])
-        panel.set_xticks(values)
         panel.set_xlabel(AXES[axis])
-        todo.append((panel, labels, lines))
+        todo.append((panel, labels))
     for panel in panels[:, 0]:
-        panel.set_ylabel("bytes, smallest = 1")
+        panel.set_ylabel("bytes, first size = 1")
     note = (
         "Counted in Triton's interpreter; axes are logarithmic. Solid: distinct 32-byte sectors, dashed: all loads and"
-        " stores,\ndotted: proportional growth."
+        " stores, dotted: proportional growth."
     )
     caption(made, theme, "Bytes moved by the kernels of a step, as sizes grow", note)
-    for panel, labels, lines in todo:
-        place_labels(panel, labels, lines)
+    for panel, labels in todo:
+        label_ends(panel, labels)
     return made
