@@ -57,9 +57,15 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Touched:
+    """How much of a tensor's storage was touched at least once."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Launched:
-    """A launch that was executed. `touched`: bytes of each tensor's storage that were read and written at least once
-    (nothing if races were not watched)."""
+    """A launch that was executed. `touched`: what of each tensor was read and written, if races were watched."""
 
     name: str
     ptx: Ptx
@@ -67,7 +73,11 @@ class Launched:
     faults: list[Fault]
     notes: list[Fault]
     counts: Counts | None
-    touched: dict[str, tuple[int, int]]
+    touched: dict[str, tuple[Touched, Touched]]
+
+    def by_argument(self) -> dict[str, tuple[Touched, Touched]]:
+        """Loads and stores of each tensor, as of KernelGuard's launches."""
+        return self.touched
 
 
 @dataclass
@@ -75,7 +85,7 @@ class Machine:
     """Executes launches for one target. `without_barrier`: (kernel's name, number of the bar.sync to leave out)."""
 
     target: str
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     forgiving: bool = False  # faults are listed instead of raised
     without_barrier: tuple[str, int] | None = None
     launches: list[Launched] = field(default_factory=list)
@@ -207,15 +217,15 @@ def _place(regions: list[Region], offset: int) -> str:
     return f"{name}, byte {within((name, tensor))} (shape {list(tensor.shape)}, {tensor.element_size()} bytes each)"
 
 
-def _touched(memory: Space, regions: dict[int, Region]) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
+def _touched(memory: Space, regions: dict[int, Region]) -> dict[str, tuple[Touched, Touched]]:
+    found: dict[str, tuple[Touched, Touched]] = {}
     if memory.races is None:
         return found
     for region in regions.values():
         where = slice(region.start // memory.granule, -(-region.end // memory.granule))
         read, written = (int(np.count_nonzero(table[where])) for table in (memory.races.reader, memory.races.writer))
         for name, _ in region.views:
-            found[name] = (read * memory.granule, written * memory.granule)
+            found[name] = Touched(read * memory.granule), Touched(written * memory.granule)
     return found
 
 

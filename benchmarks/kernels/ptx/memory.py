@@ -55,7 +55,7 @@ class Space:
 
     def __init__(self, size: int, granule: int, base: int, slots: int, faults: Faults, races: Races | None) -> None:
         self.size, self.granule, self.base, self.faults, self.races = size, granule, base, faults, races
-        self.stride = -(-size // 16) * 16
+        self.slots, self.stride = slots, -(-size // 16) * 16
         self.data = np.full(max(16, self.stride * slots), RUBBISH, np.uint8)
         self.state = np.zeros(max(16, self.stride * slots) // granule, np.uint8)
         self.words = {width: self.data.view(f"u{width}") for width in (1, 2, 4, 8)}
@@ -108,7 +108,7 @@ class Space:
         after = np.logical_and.reduce([words[first + i] == values[i] for i in range(access.count)])
         self.state[place] = WRITTEN
         if clash is not None:
-            self._write_race(lanes, index, clash, same & after, access)
+            self._write_race(lanes, index, clash, same, after, access)
         elif not after.all():
             text = f"lanes of one warp store different values to {self._where(index[~after][0])}"
             self.faults.add("race", access.instruction, text)
@@ -122,7 +122,8 @@ class Space:
         if self.races is not None:
             clash = self.races.look(place, lanes.stamp if place.ndim == 1 else lanes.stamp[:, None])
             if clash.any():
-                self._write_race(lanes, index, clash, np.zeros(len(index), bool), access)
+                never = np.zeros(len(index), bool)
+                self._write_race(lanes, index, clash, never, never, access)
         state = self.state[place]
         self.state[place] = np.where(state == OUTSIDE, OUTSIDE, UNWRITTEN)
 
@@ -131,7 +132,7 @@ class Space:
         offset = address - self.base
         aligned = offset & (access.bytes - 1) == 0
         sound = (offset >= 0) & (offset <= self.size - access.bytes) & aligned
-        index = offset + lanes.slot * self.stride
+        index = offset if self.slots == 1 else offset + lanes.slot * self.stride
         if sound.all():
             return index, None
         if not aligned.all():
@@ -174,13 +175,16 @@ class Space:
         text += " of another block" if foreign else " of another warp with no barrier in between"
         self.faults.add("programs" if foreign else "race", access.instruction, text)
 
-    def _write_race(self, lanes: Lanes, index: I64, clash: Clash, same: Mask, access: Access) -> None:
-        lines = lambda mask: mask.reshape(len(index), -1).any(1)  # noqa: E731
+    def _write_race(self, lanes: Lanes, index: I64, clash: Clash, before: Mask, after: Mask, access: Access) -> None:
+        """`before`, `after`: lanes whose value stood there before the store, and stands there after it."""
+        lanes_of = lambda mask: mask.reshape(len(index), -1).any(1)  # noqa: E731
+        earlier, beside = lanes_of(clash.writes), lanes_of(clash.beside)
+        harmful = (earlier & ~before) | (beside & ~after)
         for kind, bad, text in (
-            ("race", lines(clash.reads), "read by another warp with no barrier in between"),
-            ("race", lines(clash.writes) & ~same, "written by another warp with no barrier in between"),
-            ("race", lines(clash.writes) & same, "written by another warp, the same value"),
-            ("programs", lines(clash.blocks), "accessed by another block"),
+            ("race", lanes_of(clash.reads), "read by another warp with no barrier in between"),
+            ("race", harmful, "written by another warp with no barrier in between"),
+            ("race", (earlier | beside) & ~harmful, "written by another warp, the same value"),
+            ("programs", lanes_of(clash.blocks), "accessed by another block"),
         ):
             if bad.any():
                 lane = int(np.flatnonzero(bad)[0])

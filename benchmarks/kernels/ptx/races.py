@@ -44,12 +44,13 @@ class Clash:
     """Where a write meets other accesses."""
 
     writes: Mask  # of another warp in this epoch
+    beside: Mask  # the same, by the very same instruction
     reads: Mask
     blocks: Mask  # reads or writes of another block
 
     def any(self) -> bool:
         """Is there one?"""
-        return bool(self.writes.any() or self.reads.any() or self.blocks.any())
+        return any(bool(mask.any()) for mask in (self.writes, self.beside, self.reads, self.blocks))
 
 
 class Races:
@@ -89,9 +90,9 @@ class Races:
         clash = self.look(place, stamp)
         self.writer[place] = stamp
         self.written_by[place] = step
-        beside = _unordered(self.writer[place], stamp)  # lanes of this very instruction
+        beside = _unordered(self.writer[place], stamp)
         foreign = beside & (block_of(self.writer[place] ^ stamp) != 0)
-        return Clash(clash.writes | (beside & ~foreign), clash.reads, clash.blocks | foreign)
+        return Clash(clash.writes, beside & ~foreign, clash.reads, clash.blocks | foreign)
 
     def look(self, place: I64, stamp: I64) -> Clash:
         """What writes would meet, without noting them."""
@@ -102,4 +103,4 @@ class Races:
         if self.reading_block is not None:
             block = self.reading_block[place]
             foreign |= (block != 0) & (block != block_of(stamp) + 1)
-        return Clash(met & ~foreign, reads, foreign)
+        return Clash(met & ~foreign, np.zeros_like(met), reads, foreign)
