@@ -201,12 +201,11 @@ def bit_field(step: Instruction) -> Step:
 
     def extract(value: Array, start: Array, length: Array) -> Array:
         start, length = start & 0xFF, np.minimum(length & 0xFF, bits)
-        moved = _shift_right(value.view(f"u{kind.itemsize}"), start).astype(np.uint64)
-        field = moved & (_shift_left(np.ones(1, np.uint64), length) - np.uint64(1))
+        inside = _shift_left(np.ones(1, np.uint64), length) - np.uint64(1)
+        field = _shift_right(value, start).astype(np.uint64) & inside
         if signed:
-            top = np.minimum(start + length - 1, bits - 1).view(np.int32)
-            sign = (_shift_right(value.view(f"u{kind.itemsize}"), top.view(np.uint32)) & 1 == 1) & (length > 0)
-            field = np.where(sign, field | ~(_shift_left(np.ones(1, np.uint64), length) - np.uint64(1)), field)
+            sign = (_shift_right(value, start + length - np.uint32(1)) & 1 == 1) & (length > 0)
+            field = np.where(sign, field | ~inside, field)
         return field.astype(f"u{kind.itemsize}").view(kind)
 
     return _apply(step, extract, [kind, TYPES["u32"]], kind)

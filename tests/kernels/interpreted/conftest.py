@@ -29,6 +29,8 @@ def compiled_code_is_executed(request: pytest.FixtureRequest, fresh_memory_is_po
     order = os.environ.get("PTX_ORDER", "lockstep")
     ulps = int(os.environ.get("PTX_EX2_ULPS", "0"))
     with executed(TARGET, Options(order=order, ex2_ulps=ulps)) as machine, pytest.MonkeyPatch.context() as patch:
+        as_if_interpreted = SimpleNamespace(environ={"TRITON_INTERPRET": "1"})
+        patch.setattr("asrd_kernels.dispatch.os", as_if_interpreted)  # lets Triton have tensors on the CPU
         if hasattr(request.module, "KernelGuard"):
             patch.setattr(request.module, "KernelGuard", lambda: _Watched(machine))
         yield
