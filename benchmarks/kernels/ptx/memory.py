@@ -109,7 +109,8 @@ class Space:
         self.state[place] = WRITTEN
         if clash is not None:
             self._write_race(lanes, index, clash, same, after, access)
-        elif not after.all():
+            after |= clash.beside.reshape(len(index), -1).any(1)
+        if not after.all():
             text = f"lanes of one warp store different values to {self._where(index[~after][0])}"
             self.faults.add("race", access.instruction, text)
 

@@ -179,11 +179,17 @@ class _Body:
                     self.scopes.pop()
             elif found := self._match(_LABEL):
                 if found[1] in self.targets:  # others mark places for a debugger
-                    self.blocks.append(Block(found[1]))
+                    self._begin(found[1])
             elif found := self._match(_STATEMENT):
                 self._statement(re.sub(r"//[^\n]*", "", found[1]).strip())
             else:
                 raise Unsupported(f"cannot read {self.text[self.at : self.at + 80]!r}")
+
+    def _begin(self, label: str) -> None:
+        """A block with a label; one that is still empty and has none becomes it."""
+        if self.blocks[-1].instructions or self.blocks[-1].label is not None:
+            self.blocks.append(Block(None))
+        self.blocks[-1].label = label
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         found = pattern.match(self.text, self.at)

@@ -376,9 +376,7 @@ def test_two_float32_in_one_register_are_computed_apart() -> None:
 def test_ex2_is_near_and_its_planned_error_is_a_function_of_its_input() -> None:
     x = np.concatenate([np.linspace(-160, 130, 250), [0, -0.0, np.inf, -np.inf, np.nan, 1]]).astype(np.float32)
     found = evaluate("ex2.approx.f32 {d}, {a};", ["f32"], "f32", x.view(np.uint32)).view(np.float32)
-    wanted = np.array(
-        [float(np.exp2(np.float64(v))) if abs(v) < 1000 or np.isnan(v) else (np.inf if v > 0 else 0.0) for v in x]
-    )
+    wanted = np.array([math.pow(2.0, v) for v in x.astype(float)])
     with np.errstate(over="ignore"):
         assert np.array_equal(found, wanted.astype(np.float32), equal_nan=True)
     twice = np.tile(x[:128], 2)
