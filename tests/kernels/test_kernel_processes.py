@@ -1,6 +1,7 @@
 """Tests of Triton kernels run in processes of their own: Triton reads TRITON_INTERPRET once, when it is imported.
 
-tests/kernels/interpreted  values and memory, in Triton's interpreter on the CPU
+tests/kernels/interpreted  values and memory, in Triton's interpreter on the CPU; values and decisions once more on what
+                           Triton compiles for NVIDIA GPUs, executed by the PTX machine (benchmarks/kernels/ptx)
 tests/kernels/compiled     machine code for GPUs that are not here
 """
 
@@ -16,15 +17,23 @@ import pytest
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
 HERE = Path(__file__).parent
+_SETTINGS = ("TRITON_INTERPRET", "PTX_TARGET", "PTX_ORDER", "PTX_EX2_ULPS")
 FILES = sorted(
     path.relative_to(HERE).as_posix() for kind in ("interpreted", "compiled") for path in HERE.glob(f"{kind}/test_*.py")
 )
 
 
-def run_apart(file: str, selection: str) -> None:
-    """Run the tests of a file in a process with the right environment; fail with its report if any fails."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    if file.startswith("interpreted/"):
+EXECUTED = [f"interpreted/test_{name}.py" for name in ("vocab_stats_kernel", "anchor_embed_kernel", "commit_kernel")]
+LONGER = [f"interpreted/test_{name}.py" for name in ("fused_head", "decisions")]
+
+
+def run_apart(file: str, selection: str, *machine: str) -> None:
+    """Run the tests of a file in a process with the right environment; fail with its report if any fails. `machine`:
+    target and order of the PTX machine, which then executes what Triton compiles."""
+    environment = {name: value for name, value in os.environ.items() if name not in _SETTINGS}
+    if machine:
+        environment |= dict(zip(("PTX_TARGET", "PTX_ORDER", "PTX_EX2_ULPS"), machine, strict=False))
+    elif file.startswith("interpreted/"):
         environment["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", selection, str(HERE / file)]
     done = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True)
@@ -41,3 +50,29 @@ def test_kernels_hold_in_their_own_process(file: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_kernels_hold_on_every_shape(file: str) -> None:
     run_apart(file, "long")
+
+
+@pytest.mark.parametrize("file", EXECUTED)
+def test_compiled_kernels_executed_for_sm_80_hold(file: str) -> None:
+    run_apart(file, "not long", "sm_80", "lockstep")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", LONGER)
+def test_more_compiled_kernels_executed_for_sm_80_hold(file: str) -> None:
+    run_apart(file, "not long", "sm_80", "lockstep")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+@pytest.mark.parametrize("file", EXECUTED + LONGER)
+def test_compiled_kernels_hold_in_every_order_of_their_warps(file: str, order: str) -> None:
+    """In reverse order also with an error of two units in the last place of ex2.approx, as hardware may have it."""
+    run_apart(file, "not long", "sm_80", order, "2" if order == "reverse" else "0")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("target", "order"), [("sm_90", "reverse"), ("sm_100", "random")])
+@pytest.mark.parametrize("file", EXECUTED)
+def test_compiled_kernels_executed_for_newer_gpus_hold(file: str, target: str, order: str) -> None:
+    run_apart(file, "not long", target, order)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from benchmarks.kernels.ptx.counts import Counts
 from benchmarks.kernels.ptx.decode import Program, program
 from benchmarks.kernels.ptx.faults import Fault, Faults, KernelFault
 from benchmarks.kernels.ptx.machine import run
-from benchmarks.kernels.ptx.memory import UNWRITTEN, WRITTEN, Space
+from benchmarks.kernels.ptx.memory import RUBBISH, UNWRITTEN, WRITTEN, Space
 from benchmarks.kernels.ptx.races import Races
 from benchmarks.kernels.ptx.unit import Options
 
@@ -74,6 +75,7 @@ class Launched:
     notes: list[Fault]
     counts: Counts | None
     touched: dict[str, tuple[Touched, Touched]]
+    results: dict[str, int]  # checksum of each tensor's storage afterwards, if asked for
 
     def by_argument(self) -> dict[str, tuple[Touched, Touched]]:
         """Loads and stores of each tensor, as of KernelGuard's launches."""
@@ -88,6 +90,7 @@ class Machine:
     options: Options = field(default_factory=Options)
     forgiving: bool = False  # faults are listed instead of raised
     without_barrier: tuple[str, int] | None = None
+    keep_results: bool = False
     launches: list[Launched] = field(default_factory=list)
     fresh: dict[int, tuple[Tensor, NDArray[np.bool_]]] = field(default_factory=dict)  # by address: bytes written
 
@@ -105,9 +108,18 @@ class Machine:
         outcome = run(code, _parameters(code, ptx, regions), grid, memory, ptx.shared, self.options)
         self._write_back(memory, regions)
         faults = outcome.faults
-        touched = _touched(memory, regions)
-        done = Launched(caught.name, ptx, grid, faults.found, faults.notes, outcome.counts, touched)
-        self.launches.append(done)
+        self.launches.append(
+            Launched(
+                caught.name,
+                ptx,
+                grid,
+                faults.found,
+                faults.notes,
+                outcome.counts,
+                _touched(memory, regions),
+                _checksums(regions) if self.keep_results else {},
+            )
+        )
         if faults.found and not self.forgiving:
             raise KernelFault("\n".join(f"{caught.name}: {fault}" for fault in faults.found))
 
@@ -132,6 +144,8 @@ class Machine:
         for address, region in regions.items():
             space.data[region.start : region.end] = region.bytes
             known = self.fresh[address][1] if address in self.fresh else None
+            if known is not None:
+                space.data[region.start : region.end][~known] = RUBBISH
             for _, tensor in region.views:
                 _mark(space, region, tensor, known)
         ordered = list(regions.values())
@@ -227,6 +241,10 @@ def _touched(memory: Space, regions: dict[int, Region]) -> dict[str, tuple[Touch
         for name, _ in region.views:
             found[name] = Touched(read * memory.granule), Touched(written * memory.granule)
     return found
+
+
+def _checksums(regions: dict[int, Region]) -> dict[str, int]:
+    return {name: zlib.crc32(region.bytes) for region in regions.values() for name, _ in region.views}
 
 
 def _grid(caught: Caught, ptx: Ptx) -> tuple[int, int, int]:
