@@ -63,7 +63,7 @@ def narrowest(step: Instruction) -> dict[str, int]:
 
 
 def _items(operand: Operand, count: int) -> list[Operand]:
-    items = list(operand.items) if isinstance(operand, Vector) else [operand]
+    items: list[Operand] = list(operand.items) if isinstance(operand, Vector) else [operand]
     if len(items) != count:
         raise Unsupported(f"{len(items)} registers for {count} words")
     return items

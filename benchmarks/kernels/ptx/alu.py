@@ -232,7 +232,7 @@ def compare(step: Instruction) -> Step:
 def select(step: Instruction) -> Step:
     """selp d, a, b, p: a where p, else b."""
     kind = RAW[8 * TYPES[step.parts[-1]].itemsize]
-    choose: Function = lambda a, b, p: np.where(p, a, b)  # noqa: E731
+    choose: Function = lambda a, b, p: np.asarray(np.where(p, a, b))  # noqa: E731
     return _apply(step, choose, [kind, kind, TYPES["pred"]], kind)
 
 

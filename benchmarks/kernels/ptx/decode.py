@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from benchmarks.kernels.ptx import access, alu, matrix, warp
+from benchmarks.kernels.ptx import access, alu, matrix, warp, wgmma
 from benchmarks.kernels.ptx.parse import Block, Guard, Instruction, Kernel, Symbol, Unsupported, parse
 from benchmarks.kernels.ptx.unit import LEFT, TYPES, Mask, Reader, Step, Unit, reader
 
 NUMBERED: dict[str, Callable[[Instruction, int], Step]] = {
     "ld": access.load, "st": access.store, "cp": access.asynchronous_copy, "shfl": warp.shuffle,
     "redux": warp.reduction, "ldmatrix": matrix.matrix_access, "stmatrix": matrix.matrix_access,
-    "mma": matrix.multiply,
+    "mma": matrix.multiply, "wgmma": wgmma.decode,
 }  # fmt: skip
 _NOTHING = ("fence",)  # orders what is ordered here anyway
 
@@ -26,7 +26,7 @@ class Code:
     steps: tuple[Step, ...]
     instructions: Counter[str]  # by the opcode's first part
     next: int  # block behind it; LEFT of `ret`
-    branch: int | None  # block to which a branch goes
+    branch: int  # block to which the threads go where `taken`
     taken: Reader | None  # predicate of a conditional branch
     negated: bool
     barrier: Instruction | None  # the block ends with this bar.sync
@@ -56,14 +56,14 @@ def program(text: str, without_barrier: int | None = None) -> Program:
 
 def _block(kernel: Kernel, number: int, block: Block, first: int, *, keep_barrier: bool) -> Code:
     instructions, last = block.instructions, block.instructions[-1] if block.instructions else None
-    following, branch, taken, negated, barrier = number + 1, None, None, False, None
+    following, branch, taken, negated, barrier = number + 1, 0, None, False, None
     if last is not None and last.name in ("bra", "ret", "exit", "bar"):
         if last.opcode in ("bra", "bra.uni"):
             branch = _target(kernel, last)
             if last.guard is not None:
                 taken, negated = reader(last.guard.register, TYPES["pred"]), last.guard.negated
             else:
-                following, branch = branch, None
+                following = branch
         elif last.name in ("ret", "exit"):
             following = LEFT
         elif last.opcode in ("bar.sync", "barrier.sync") and _all_threads(last):

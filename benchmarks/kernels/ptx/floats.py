@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 _SPLITTER = float(2**27 + 1)
 _SAFE = 2.0**400  # products and sums of numbers between 1/_SAFE and _SAFE neither overflow nor lose low parts

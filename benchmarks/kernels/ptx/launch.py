@@ -189,7 +189,7 @@ def _regions(tensors: dict[str, Tensor]) -> dict[int, Region]:
         address = storage.data_ptr()
         if address not in regions:
             start = -(-end // 256) * 256 + address % 256
-            whole = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
             regions[address] = Region(start, whole, [])
             end = start + len(whole) + _GAP
         regions[address].views.append((name, tensor))
@@ -212,12 +212,12 @@ def _mark(space: Space, region: Region, tensor: Tensor, known: NDArray[np.bool_]
     first, skew = region.start // granule, region.start % granule
     whole = np.zeros(-(-(skew + len(exists)) // granule) * granule, bool)
     whole[skew : skew + len(exists)] = exists
-    there = whole.reshape(-1, granule).all(1)
+    there: NDArray[np.bool_] = np.asarray(whole.reshape(-1, granule).all(1))
     state = space.state[first : first + len(there)]
     written = there
     if known is not None:
         whole[skew : skew + len(exists)] = known
-        written = whole.reshape(-1, granule).all(1)
+        written = np.asarray(whole.reshape(-1, granule).all(1))
     state[there] = np.where(written[there], WRITTEN, UNWRITTEN)
 
 
@@ -244,7 +244,7 @@ def _touched(memory: Space, regions: dict[int, Region]) -> dict[str, tuple[Touch
 
 
 def _checksums(regions: dict[int, Region]) -> dict[str, int]:
-    return {name: zlib.crc32(region.bytes) for region in regions.values() for name, _ in region.views}
+    return {name: zlib.crc32(region.bytes.tobytes()) for region in regions.values() for name, _ in region.views}
 
 
 def _grid(caught: Caught, ptx: Ptx) -> tuple[int, int, int]:
@@ -257,11 +257,11 @@ def _grid(caught: Caught, ptx: Ptx) -> tuple[int, int, int]:
 
 def _parameters(code: Program, ptx: Ptx, regions: dict[int, Region]) -> list[int]:
     """Raw bits of every parameter: the arguments, then Triton's pointers to scratch memory, which nobody uses."""
-    found = []
+    found: list[int] = []
     for kind, value in ptx.arguments.values():
         if isinstance(value, Tensor):
             region = regions[value.untyped_storage().data_ptr()]
-            found.append(GLOBAL_BASE + region.start + value.storage_offset() * value.element_size())
+            found.append(GLOBAL_BASE + region.start + int(value.storage_offset()) * value.element_size())
         elif kind in _FORMATS:
             found.append(int.from_bytes(struct.pack(_FORMATS[kind], value), "little"))
         else:

@@ -25,7 +25,7 @@ def whole_warps(unit: Unit, mask: Mask, step: Instruction) -> Array:
     active = mask.reshape(-1, WARP)
     if (active.any(1) != active.all(1)).any():
         unit.faults.add("shuffle", step, "only a part of the warp executes it")
-    return active.all(1)
+    return np.asarray(active.all(1))
 
 
 def matrix_access(step: Instruction, number: int) -> Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ SHARED_BASE = 1024  # address of a block's shared memory
 LEFT = 1 << 30  # program counter of a thread that has returned
 WAITS = 1 << 20  # added to the program counter of a thread that waits at a barrier
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]  # of whatever type the instruction reads
 Mask = NDArray[np.bool_] | None
 TYPES = {
     "pred": np.dtype(bool), "b8": np.dtype("u1"), "u8": np.dtype("u1"), "s8": np.dtype("i1"),
@@ -83,6 +84,23 @@ class Copy:
         return Copy(self.lane[chosen], self.group[chosen], self.address[chosen], self.values[:, chosen], self.access)
 
 
+@dataclass
+class Products:
+    """Asynchronous products (wgmma) of a unit that have not been waited for, in groups as those of `Copies`."""
+
+    closed: NDArray[np.int64]
+    under_way: list[Product] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Product:
+    """One wgmma of the threads in `mask`: `finish` computes and writes its result for those of a mask."""
+
+    mask: NDArray[np.bool_]
+    group: NDArray[np.int64]
+    finish: Callable[[NDArray[np.bool_]], None]
+
+
 class Unit:
     """Whole warps: all of some blocks, or the warps of one number of some blocks."""
 
@@ -101,12 +119,12 @@ class Unit:
         self.registers: list[Array] = [unset[register.bits] for register in launch.kernel.registers]
         self.special = self._special(launch.grid, launch.kernel.threads)
         self.copies = Copies(np.zeros(self.size, np.int64))
-        self.products: list[Callable[[], None]] = []  # wgmma under way
+        self.products = Products(np.zeros(self.size, np.int64))
         self.stamp()
 
     def _special(self, grid: tuple[int, int, int], threads: int) -> dict[str, Array]:
         x, y, z = grid
-        numbers = {
+        numbers: dict[str, Any] = {
             "%tid.x": self.thread, "%tid.y": 0, "%tid.z": 0, "%ntid.x": threads, "%ntid.y": 1, "%ntid.z": 1,
             "%ctaid.x": self.block % x, "%ctaid.y": self.block // x % y, "%ctaid.z": self.block // (x * y),
             "%nctaid.x": x, "%nctaid.y": y, "%nctaid.z": z, "%laneid": self.thread % WARP,

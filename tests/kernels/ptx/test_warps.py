@@ -236,3 +236,52 @@ def test_a_wrong_fragment_layout_fails_this_test(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(matrix, "_QUARTER", matrix._QUARTER[::-1].copy())
     found, wanted = product("f16")
     assert not np.array_equal(found, wanted)
+
+
+def swizzled(rows: np.ndarray) -> np.ndarray:
+    """Bytes of rows of 16 numbers, each row in 128 bytes of which the pieces of 16 bytes change places by the row."""
+    image = np.zeros(len(rows) * 128, np.uint8)
+    for row, numbers in enumerate(rows):
+        for piece, some in enumerate(numbers.view(np.uint8).reshape(2, 16)):
+            at = row * 128 + (piece ^ row % 8) * 16
+            image[at : at + 16] = some
+    return image
+
+
+WGMMA = """
+    mov.b32 %r1, global_smem; mad.lo.s32 %r1, %r0, 8, %r1; mad.wide.u32 %rd10, %r0, 8, %rd0;
+    mov.b32 %r2, 0;
+    $COPY: ld.global.v2.b32 { %r3, %r4 }, [%rd10]; st.shared.v2.b32 [%r1], { %r3, %r4 };
+    add.s32 %r1, %r1, 1024; add.s64 %rd10, %rd10, 1024; add.s32 %r2, %r2, 1;
+    setp.lt.s32 %p1, %r2, 9; @%p1 bra $COPY;
+    fence.proxy.async.shared::cta; bar.sync 0;
+    mov.b32 %r5, global_smem; bfe.u32 %r6, %r5, 4, 14; cvt.u64.u32 %rd11, %r6;
+    or.b64 %rd11, %rd11, 4611686293305294848; add.s64 %rd12, %rd11, 512;
+    mov.b32 %r20, 0f3F800000; mov.b32 %r21, %r20; mov.b32 %r22, %r20; mov.b32 %r23, %r20; mov.pred %p2, -1;
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r20,%r21,%r22,%r23}, %rd11, %rd12, %p2, 1, 1, 0, 0;
+    wgmma.commit_group.sync.aligned;
+    mov.b32 %r7, 0;
+    wgmma.wait_group.sync.aligned 0;
+    mad.wide.u32 %rd13, %r0, 16, %rd1; st.global.v4.b32 [%rd13], { %r20, %r21, %r22, %r23 };
+"""
+
+
+@pytest.mark.parametrize("order", ["lockstep", "forward", "random"])
+def test_wgmma_is_the_product_of_matrices_in_shared_memory(order: str) -> None:
+    draw = np.random.default_rng(6)
+    a, b = (draw.integers(-8, 8, (rows, 16)).astype(np.float16) / 4 for rows in (64, 8))
+    given, out = np.concatenate([swizzled(a), swizzled(b)]), np.zeros((128, 4), np.float32)
+    assert execute(WGMMA, given, out, threads=128, shared=9216, order=order).faults.found == []
+    wanted = a.astype(np.float32) @ b.astype(np.float32).T + 1
+    for thread in range(128):
+        for i in range(4):
+            row = thread // 32 * 16 + thread % 32 // 4 + 8 * (i // 2)
+            assert out[thread, i] == wanted[row, 2 * (thread % 4) + i % 2]
+
+
+def test_an_operand_of_wgmma_that_changes_before_the_wait_is_a_fault() -> None:
+    given, out = np.zeros(9216, np.uint8), np.zeros((128, 4), np.float32)
+    late = WGMMA.replace("mov.b32 %r7, 0;", "bar.sync 0; st.shared.b32 [%r5], %r20; bar.sync 0;")
+    faults = execute(late, given, out, threads=128, shared=9216).faults
+    assert any("overwritten before the wait" in fault.text for fault in faults.found)
