@@ -11,10 +11,12 @@ from benchmarks.kernels.ptx import access, alu, matrix, warp, wgmma
 from benchmarks.kernels.ptx.parse import Block, Guard, Instruction, Kernel, Symbol, Unsupported, parse
 from benchmarks.kernels.ptx.unit import LEFT, TYPES, Mask, Reader, Step, Unit, reader
 
-NUMBERED: dict[str, Callable[[Instruction, int], Step]] = {
-    "ld": access.load, "st": access.store, "cp": access.asynchronous_copy, "shfl": warp.shuffle,
-    "redux": warp.reduction, "ldmatrix": matrix.matrix_access, "stmatrix": matrix.matrix_access,
-    "mma": matrix.multiply, "wgmma": wgmma.decode,
+COMPUTES: dict[str, Callable[[Instruction], Step]] = {
+    **alu.DECODE, "shfl": warp.shuffle, "redux": warp.reduction, "bar": warp.synchronise, "mma": matrix.multiply,
+}  # fmt: skip
+ACCESSES: dict[str, Callable[[Instruction, int], Step]] = {
+    "ld": access.load, "st": access.store, "cp": access.asynchronous_copy, "ldmatrix": matrix.matrix_access,
+    "stmatrix": matrix.matrix_access, "wgmma": wgmma.decode,
 }  # fmt: skip
 _NOTHING = ("fence",)  # orders what is ordered here anyway
 
@@ -55,25 +57,25 @@ def program(text: str, without_barrier: int | None = None) -> Program:
 
 
 def _block(kernel: Kernel, number: int, block: Block, first: int, *, keep_barrier: bool) -> Code:
-    instructions, last = block.instructions, block.instructions[-1] if block.instructions else None
-    following, branch, taken, negated, barrier = number + 1, 0, None, False, None
-    if last is not None and last.name in ("bra", "ret", "exit", "bar"):
-        if last.opcode in ("bra", "bra.uni"):
-            branch = _target(kernel, last)
-            if last.guard is not None:
-                taken, negated = reader(last.guard.register, TYPES["pred"]), last.guard.negated
-            else:
-                following = branch
-        elif last.name in ("ret", "exit"):
-            following = LEFT
-        elif last.opcode in ("bar.sync", "barrier.sync") and _all_threads(last):
-            barrier = last if keep_barrier else None
-        elif last.opcode != "bar.warp.sync":
-            raise Unsupported(last.text)
-    ended = last is not None and last.name in ("bra", "ret", "exit", "bar") and last.opcode != "bar.warp.sync"
-    inner = instructions[:-1] if ended else instructions
+    inner, end = block.instructions, None
+    if inner and inner[-1].ends_block:
+        inner, end = inner[:-1], inner[-1]
     steps = tuple(decode(step, first + i) for i, step in enumerate(inner) if step.name not in _NOTHING)
-    return Code(steps, Counter(step.name for step in instructions), following, branch, taken, negated, barrier)
+    following, branch, taken, negated, barrier = number + 1, 0, None, False, None
+    if end is None:
+        pass
+    elif end.opcode in ("bra", "bra.uni") and end.guard is None:
+        following = _target(kernel, end)
+    elif end.opcode in ("bra", "bra.uni") and end.guard is not None:
+        branch, taken, negated = _target(kernel, end), reader(end.guard.register, TYPES["pred"]), end.guard.negated
+    elif end.name in ("ret", "exit"):
+        following = LEFT
+    elif end.opcode in ("bar.sync", "barrier.sync") and _all_threads(end):
+        barrier = end if keep_barrier else None
+    else:
+        raise Unsupported(end.text)
+    counted = Counter(step.name for step in block.instructions)
+    return Code(steps, counted, following, branch, taken, negated, barrier)
 
 
 def _all_threads(step: Instruction) -> bool:
@@ -88,13 +90,11 @@ def _target(kernel: Kernel, step: Instruction) -> int:
 
 
 def decode(step: Instruction, number: int) -> Step:
-    """An instruction as a step; `number` is its place in the kernel's text."""
-    if step.opcode == "bar.warp.sync":
-        plain = warp.synchronise(step, number)
-    elif step.name in alu.DECODE:
-        plain = alu.DECODE[step.name](step)
-    elif step.name in NUMBERED:
-        plain = NUMBERED[step.name](step, number)
+    """An instruction as a step; `number` is its place in the kernel's text, by which accesses are known."""
+    if step.name in COMPUTES:
+        plain = COMPUTES[step.name](step)
+    elif step.name in ACCESSES:
+        plain = ACCESSES[step.name](step, number)
     else:
         raise Unsupported(step.text)
     return plain if step.guard is None else _guarded(plain, step.guard)

@@ -151,7 +151,8 @@ class _Group:
         np.maximum.at(high, slot, where)
         for number in np.flatnonzero(low != high)[:1]:
             before = int(low[number]) - WAITS - 1
-            barrier = next(code.barrier for code in self.program.code[before::-1] if code.barrier is not None)
+            barrier = self.program.code[before].barrier
+            assert barrier is not None
             text = "some threads have returned" if high[number] == LEFT else "others wait at another barrier"
             self.launch.faults.add("barrier", barrier, f"block {int(self.blocks[number])}: {text}")
 

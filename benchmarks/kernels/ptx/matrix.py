@@ -80,9 +80,8 @@ def as_numbers(words: Array, kind: str) -> Array:
     return single.astype(np.float64)
 
 
-def multiply(step: Instruction, number: int) -> Step:
+def multiply(step: Instruction) -> Step:
     """mma.sync m16n8k16: d = a b + c, a [16, 16] by rows, b [16, 8] by columns, c and d [16, 8] float32."""
-    del number
     if step.parts[:6] != ("mma", "sync", "aligned", "m16n8k16", "row", "col"):
         raise Unsupported(step.text)
     out, kind, other, add = step.parts[6:]

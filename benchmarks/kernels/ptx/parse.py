@@ -93,6 +93,11 @@ class Instruction:
         """The first part of the opcode."""
         return self.opcode.split(".", 1)[0]
 
+    @property
+    def ends_block(self) -> bool:
+        """Is it a branch, a return or a barrier of the block?"""
+        return self.name in ("bra", "ret", "exit", "bar", "barrier") and self.opcode != "bar.warp.sync"
+
 
 @dataclass
 class Block:
@@ -135,7 +140,6 @@ _FAMILY = re.compile(r"([%\w$]+)<(\d+)>$")
 _INSTRUCTION = re.compile(r"(?:@(!?)([%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _ADDRESS = re.compile(r"\[\s*([%\w$.]+)\s*(?:\+\s*(-?\w+))?\s*\]$")
 _NUMBER = re.compile(r"-?(?:0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+|\d+)U?$")
-_ENDS = ("bra", "ret", "exit", "bar")
 
 
 def parse(text: str) -> Kernel:
@@ -224,10 +228,10 @@ class _Body:
             on = Guard(self._register(guard), negated == "!")
         operands = tuple(self._operand(part) for part in _split(rest))
         step = Instruction(opcode, operands, on, self.line, " ".join(text.split()))
-        if step.name in ("bar", "ret") and on is not None:
+        if step.ends_block and step.name != "bra" and on is not None:
             raise Unsupported(f"{step.text!r} under a guard")
         self.blocks[-1].instructions.append(step)
-        if step.name in _ENDS:
+        if step.ends_block:
             self.blocks.append(Block(None))
 
     def _register(self, name: str) -> Register:

@@ -61,9 +61,8 @@ def source_lanes(how: str, offset: Array, clamp: Array) -> tuple[Array, Array]:
     return np.where(inside, lane, _LANE), inside
 
 
-def shuffle(step: Instruction, number: int) -> Step:
+def shuffle(step: Instruction) -> Step:
     """shfl.sync d|p, a, b, c, mask: d is a of another lane."""
-    del number
     if step.parts[0:2] != ("shfl", "sync") or step.parts[-1] != "b32":
         raise Unsupported(step.text)
     operands = list(step.operands)
@@ -104,9 +103,8 @@ def _amount(operand: Operand) -> Reader:
     return per_lane
 
 
-def reduction(step: Instruction, number: int) -> Step:
+def reduction(step: Instruction) -> Step:
     """redux.sync d, a, mask: every thread gets the sum, minimum, ... over the threads of the mask."""
-    del number
     how, last = step.parts[2], step.parts[-1]
     table = FLOAT_REDUCE if last == "f32" else REDUCE
     if len(step.parts) != 4 or step.parts[1] != "sync" or how not in table or last not in ("s32", "u32", "b32", "f32"):
@@ -128,9 +126,8 @@ def reduction(step: Instruction, number: int) -> Step:
     return reduce
 
 
-def synchronise(step: Instruction, number: int) -> Step:
+def synchronise(step: Instruction) -> Step:
     """bar.warp.sync mask: the threads of a warp meet. Accesses of one warp count as ordered anyway."""
-    del number
     members = reader(step.operands[0], TYPES["u32"])
 
     def meet(unit: Unit, mask: Mask) -> None:
