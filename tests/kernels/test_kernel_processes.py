@@ -59,6 +59,12 @@ def test_compiled_kernels_executed_for_sm_80_hold(file: str) -> None:
     run_apart(file, "not long", "sm_80", "lockstep")
 
 
+def test_the_machines_settings_reach_it() -> None:
+    """Else the runs above would pass whatever they are asked for."""
+    with pytest.raises(pytest.fail.Exception, match="order is 'backwards'"):
+        run_apart(HEAD, "not long", "sm_80", "backwards")
+
+
 @pytest.mark.long
 def test_decodes_by_compiled_kernels_executed_for_sm_80_decide_alike() -> None:
     run_apart(DECISIONS, "not long", "sm_80", "lockstep")

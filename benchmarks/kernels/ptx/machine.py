@@ -20,7 +20,6 @@ from benchmarks.kernels.ptx.memory import UNWRITTEN, Space
 from benchmarks.kernels.ptx.races import Races
 from benchmarks.kernels.ptx.unit import LEFT, SHARED_BASE, WAITS, WARP, Launch, Mask, Options, Unit
 
-ORDERS = ("lockstep", "forward", "reverse", "random")
 _LANES, _BLOCKS = 4096, 128  # of a group: threads in lockstep, blocks otherwise
 _ENDLESS = 2_000_000  # basic blocks that a group executes
 
@@ -42,8 +41,6 @@ def run(
     options: Options,
 ) -> Outcome:
     """Execute all blocks. `parameters`: raw bits in the kernel's order; `shared`: bytes of a block."""
-    if options.order not in ORDERS:
-        raise ValueError(f"order is {options.order!r}: it must be one of {ORDERS}")
     kernel, faults = program.kernel, memory.faults
     blocks, warps = int(np.prod(grid)), kernel.threads // WARP
     counts = Counts(programs=blocks, warps=warps) if options.counting else None

@@ -22,6 +22,7 @@ from benchmarks.kernels.ptx.races import FIRST_EPOCH, stamps
 
 WARP = 32
 SHARED_BASE = 1024  # address of a block's shared memory
+ORDERS = ("lockstep", "forward", "reverse", "random")
 LEFT = 1 << 30  # program counter of a thread that has returned
 WAITS = 1 << 20  # added to the program counter of a thread that waits at a barrier
 
@@ -47,6 +48,10 @@ class Options:
     counting: bool = False
     ex2_ulps: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"order is {self.order!r}: it must be one of {ORDERS}")
 
 
 @dataclass(frozen=True)

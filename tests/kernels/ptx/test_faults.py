@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.kernels.ptx import machine
-from benchmarks.kernels.ptx.machine import ORDERS, Outcome
+from benchmarks.kernels.ptx.machine import Outcome
+from benchmarks.kernels.ptx.unit import ORDERS
 from tests.kernels.ptx.assemble import execute
 
 AT = "mad.wide.u32 %rd10, %r0, 4, %rd0;"

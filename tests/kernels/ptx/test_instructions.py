@@ -322,7 +322,7 @@ def test_a_wrong_instruction_in_the_machine_fails_a_test(
 
     monkeypatch.setitem(getattr(alu, table), name, off)
     program.cache_clear()
-    relevant = [case for case in CASES if name in case.opcode or name in case.opcode.split(".") or table == "FUSED"]
+    relevant = [case for case in CASES if name in case.opcode and (table != "FUSED" or case.opcode.startswith("fma"))]
     found = fails(relevant)
     program.cache_clear()
     assert found, f"nothing noticed a wrong {name} of {table}"

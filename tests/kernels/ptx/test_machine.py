@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.kernels.ptx.machine import ORDERS
 from benchmarks.kernels.ptx.parse import Unsupported, parse
+from benchmarks.kernels.ptx.unit import ORDERS
 from tests.kernels.ptx.assemble import execute, module
 
 OUT = "mov.u32 %r9, %ctaid.x; mov.u32 %r8, %ntid.x; mad.lo.s32 %r9, %r9, %r8, %r0; mad.wide.u32 %rd10, %r9, 4, %rd0;"
