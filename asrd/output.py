@@ -17,7 +17,7 @@ class AsrdOutput(ModelOutput):
     steps               [B] int64, forward passes in which the row was not done
     tokens_per_forward  [B] float32, tokens up to and including the first EOS (G if none) / steps
     drafted             [B] int64, commits, progress rule and redrafts included
-    revoked             [B] int64, tokens taken back
+    revoked             [B] int64, tokens revoked
     anchors             [B] int64, promotions to the anchor cache
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     trace               what was recorded, when it was asked for

@@ -1,6 +1,6 @@
-"""A control for revocation: as many tokens are taken back as the checks refuse, but which ones is drawn by lot.
+"""A control for revocation: as many tokens are revoked as fail verification, but which ones is random.
 
-If ASRD is right no more often than this, its checks find no errors, and what helps is the second draft alone.
+If ASRD's accuracy is no higher than this, its verification finds no errors and only redrafting helps.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ import torch
 
 from asrd.decoders.asrd import AsrdDecoder
 from asrd_kernels import VocabStats
-from asrd_kernels.philox import random_bits
 
 _NO_TOKEN = -1
 
 
 class RandomRevocationDecoder(AsrdDecoder):
-    """ASRD with the verdicts of each step dealt out at random among the pending tokens of the row."""
+    """ASRD with the verdicts of each step permuted at random among the pending tokens of the row."""
 
     def commit(self, stats: VocabStats) -> None:
         """Shuffle the verdicts, then go on as ASRD."""
         state = self.state
         failed = (state.pending & (stats.top1 != state.generated)).sum(1, keepdim=True)
-        row = self.row_ids[:, None].expand_as(state.pending)
-        position = state.positions.expand_as(state.pending)
-        step = (state.step + 1)[:, None].expand_as(state.pending)
-        lots = random_bits(self.rules.seed, row, position, step, 1)[..., 0].masked_fill(~state.pending, 2**32)
-        order = lots.argsort(dim=1, stable=True)
-        rank = torch.empty_like(order).scatter_(1, order, position)
+        bits = self.random_bits_per_step().masked_fill(~state.pending, 2**32)
+        order = bits.argsort(dim=1, stable=True)
+        rank = torch.empty_like(order).scatter_(1, order, state.positions.expand_as(order))
         verdict = torch.where(rank < failed, _NO_TOKEN, state.generated)
         super().commit(stats._replace(top1=torch.where(state.pending, verdict, stats.top1)))

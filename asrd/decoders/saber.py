@@ -1,5 +1,5 @@
 """Saber: a threshold that follows the confidence of what was committed so far, and in each step the weakest tokens
-are taken back. The published code has two algorithms of that name, one for LLaDA and one for Dream.
+are revoked. The published code has two algorithms of that name, one for LLaDA and one for Dream.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ DREAM_LEAST = 2  # commits a step, fixed in the code for Dream
 
 
 class SaberDecoder(Decoder):
-    """Commits the masks more confident than the mean of all commits so far, at least `saber_n`, then takes back an
+    """Commits the masks more confident than the mean of all commits so far, at least `saber_n`, then revokes an
     eighth as many tokens, always fewer than it has committed.
 
-    saber_variant="llada": block by block. Taken back are the tokens, of any block so far, where the model's confidence
+    saber_variant="llada": block by block. Revoked are the tokens, of any block so far, where the model's confidence
     in whatever it predicts there has fallen most since the step before; a token committed in the step counts too.
-    "dream": the whole canvas at once; taken back are the tokens that the model gives the lowest probability.
+    "dream": the whole canvas at once; revoked are the tokens that the model gives the lowest probability.
 
     Where fewer than `saber_n` masks are left in the block, the original fills up with positions that are no candidates:
     committed tokens are overwritten, masks of later blocks filled. Only faithful=True does that, and which ones it
-    takes is left to torch.topk. Since any token may be taken back to the last, no text ends early.
+    takes is left to torch.topk. Since any token may be revoked until the last step, no text ends early.
     """
 
     reads = SHARED | {"saber_n", "saber_variant", "faithful"}
@@ -41,6 +41,12 @@ class SaberDecoder(Decoder):
         """The whole canvas for Dream's variant."""
         return int(config.block_length if config.saber_variant == "llada" else config.max_new_tokens)
 
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """What torch.topk takes of equals depends on the length of the canvas."""
+        exact = config.faithful and config.saber_variant == "llada"
+        return not exact, not exact
+
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
         self.on_dream = request.config.saber_variant == "dream"
@@ -54,15 +60,15 @@ class SaberDecoder(Decoder):
     @property
     def seen(self) -> Tensor:
         """[B, G] bool: the blocks so far."""
-        return self.state.block_of <= self.block[:, None]
+        return (self.state.block_of <= self.block[:, None]) & self.state.inside
 
     def wanted(self) -> Tensor:
         """Everything in the blocks so far (the faithful one may fill any position)."""
-        seen = torch.ones_like(self.state.guided) if self.faithful else self.seen
+        seen = self.state.inside if self.faithful else self.seen
         return seen & ~self.state.done[:, None]
 
     def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
-        """Commit, then take back."""
+        """Commit, then revoke."""
         masked, seen = self.masked, self.seen
         confidence = torch.where(seen, stats.confidence, -torch.inf)
         drafted = self._draft(masked & seen, confidence)
@@ -70,14 +76,14 @@ class SaberDecoder(Decoder):
         first_time = drafted & ~self.committed_at.isfinite() if self.on_dream else drafted
         self.committed_at.copy_(torch.where(first_time, confidence, self.committed_at))
 
-        standing = (~masked | drafted) & seen
+        committed = (~masked | drafted) & seen
         weakness = self._fallen(confidence) if token_prob is None else torch.where(drafted, confidence, token_prob)
         share = (number + 7) // 8
         share = torch.minimum(share if self.on_dream else share.clamp(min=self.least // 2), number - 1)
-        revoked = standing & (ranks(weakness, standing & weakness.isfinite()) < share[:, None])
+        revoked = committed & (ranks(weakness, committed & weakness.isfinite()) < share[:, None])
         complete = ~(masked & ~drafted & seen).any(1)
-        self.block.add_(complete & (self.block < self.state.block_of[-1]))
-        any_token = torch.ones_like(masked)  # to the last, none of them is final
+        self.block.add_(complete & (self.block < (self.state.lengths - 1) // self.rules.block_length))
+        any_token = torch.ones_like(masked)  # none of them is final until the end
         self.apply(stats.top1, drafted, revoked & ~complete[:, None], provisional=any_token)
 
     def _draft(self, masks: Tensor, confidence: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""WINO (Wide-In, Narrow-Out): draft many tokens of a block, and have a shadow of the block check those that stand.
+"""WINO (Wide-In, Narrow-Out): draft many tokens of a block, and have a shadow of the block verify the committed ones.
 
-The shadow is a row of masks behind the canvas, one for each position of the active block. It sees the canvas except
+The shadow is a row of masks appended to the canvas, one per position of the active block. It sees the canvas except
 the token that it checks; the canvas does not see the shadow. So each forward pass drafts and checks at once.
 """
 
@@ -19,13 +19,13 @@ FEWEST, MOST, SHARE = 5, 20, 0.7  # drafts a step: at most 70 % of the masks, bu
 
 
 class WinoDecoder(Decoder):
-    """Drafts every mask with confidence above `threshold` (at least one), and takes back the tokens of the active
-    block whose probability in the shadow's eyes is below `threshold_back`: none if there is but one draft, and always
+    """Drafts every mask with confidence above `threshold` (at least one), and revokes the tokens of the active
+    block whose probability in the shadow is below `threshold_back`: none if there is but one draft, and always
     fewer than the step before drafted, so that it ends.
 
     Row j of the shadow checks position j of the block. Where logits are shifted, it stands one position earlier, for
     that is where the model predicts from, and one row more stands at the block's last position: to the others each
-    position of the block is masked, as in the unshifted case. A row past the block is seen by nobody.
+    position of the block is masked, as in the unshifted case. No position attends to a row past the block.
     """
 
     reads = SHARED | {"threshold", "threshold_back"}
@@ -44,12 +44,17 @@ class WinoDecoder(Decoder):
         self.size, self.extra_rows = size, size + request.shift
         self.shadow = torch.arange(self.extra_rows, device=device)
         self.columns = torch.arange(self.canvas, device=device)
-        self.places = self.columns.expand(batch, -1) if request.positions is None else request.positions
+        self.places = self.columns.repeat(batch, 1) if request.positions is None else request.positions
         self.real = torch.ones_like(self.places, dtype=torch.bool)
         if request.attention is not None:
             self.real = request.attention.bool()
         self.caps = torch.tensor([min(max(int(SHARE * n), FEWEST), MOST) for n in range(size + 1)], device=device)
-        self.allowed = torch.zeros(batch, dtype=torch.int64, device=device)  # fewer than this may be taken back
+        self.allowed = torch.zeros(batch, dtype=torch.int64, device=device)  # fewer than this may be revoked
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """The shadow ends where the row does."""
+        return True, True
 
     @property
     def checked_column(self) -> Tensor:
@@ -71,7 +76,8 @@ class WinoDecoder(Decoder):
         """The canvas sees itself; each row of the shadow sees the canvas but for what it checks, and the shadow."""
         checked = self.checked_column
         column = checked - self.request.shift
-        in_block = column < (checked[:, :1] + self.size).clamp(max=self.canvas)
+        end = (self.state.prompt_length + self.state.lengths)[:, None]
+        in_block = column < torch.minimum(checked[:, :1] + self.size, end)
         before = self.real[:, None].expand(-1, self.canvas, -1)
         blind = torch.zeros_like(in_block)[:, None].expand(-1, self.canvas, -1)
         but_one = self.real[:, None] & (self.columns != checked[:, :, None])
@@ -83,24 +89,24 @@ class WinoDecoder(Decoder):
     def wanted(self) -> Tensor:
         """The masks of the active block, and the shadow of its tokens."""
         shadow = torch.zeros_like(self.checked_column, dtype=torch.bool)
-        shadow[:, : self.size] = self._standing()
+        shadow[:, : self.size] = self._committed()
         return torch.cat([self.state.guided & self.in_active_block, shadow], dim=1)
 
     def slots(self) -> Tensor:
         """As many slots as the active block and its shadow have positions."""
         nowhere = self.state.length + self.extra_rows
         masks = torch.where(self._in_block(self.state.guided), self.block, nowhere)
-        shadow = torch.where(self._standing(), self.state.length + self.shadow[: self.size], nowhere)
+        shadow = torch.where(self._committed(), self.state.length + self.shadow[: self.size], nowhere)
         return torch.cat([masks, shadow], dim=1)
 
     def tokens_to_score(self) -> Tensor:
-        """The tokens that stand, and again for the shadow."""
+        """The committed tokens, and again for the shadow."""
         shadow = torch.full_like(self.checked_column, self.rules.mask_id)
         shadow[:, : self.size] = self._in_block(self.state.generated)
         return torch.cat([self.state.generated, shadow], dim=1)
 
     def commit(self, stats: VocabStats, token_prob: Tensor) -> None:
-        """Draft, then check what stood before."""
+        """Draft, then verify what was committed before."""
         length = self.state.length
         masks, confidence = self.state.guided & self.in_active_block, stats.confidence[:, :length]
         confident = masks & (confidence > self.rules.threshold)
@@ -108,10 +114,10 @@ class WinoDecoder(Decoder):
         best = masks & (ranks(confidence, masks, largest=True) < cap)
         drafted = torch.where(confident.sum(1, keepdim=True) > cap, best, with_best(confident, masks, confidence))
 
-        support, standing = token_prob[:, length : length + self.size], self._standing()
-        refused = standing & (support < self.request.config.threshold_back)
+        support, committed = token_prob[:, length : length + self.size], self._committed()
+        refused = committed & (support < self.request.config.threshold_back)
         allowed = self.allowed[:, None]
-        weakest = standing & (ranks(support, standing) < allowed - 1)
+        weakest = committed & (ranks(support, committed) < allowed - 1)
         refused = torch.where(refused.sum(1, keepdim=True) >= allowed, weakest, refused)
         number = drafted.sum(1)
         refused &= (number > 1)[:, None]
@@ -120,9 +126,9 @@ class WinoDecoder(Decoder):
         self.allowed.copy_(number)  # the first step of a block has nothing to check, so it needs no allowance
         self.apply(stats.top1[:, :length], drafted, revoked, provisional=self.in_active_block & still_open)
 
-    def _standing(self) -> Tensor:
+    def _committed(self) -> Tensor:
         """[B, S] bool: the slots of the active block with a token; none where the row is done."""
-        return self._in_block(~self.masked & ~self.state.done[:, None])
+        return self._in_block(~self.masked & self.state.inside & ~self.state.done[:, None])
 
     def _in_block(self, values: Tensor) -> Tensor:
         """[B, S] of values [B, G] in the active block's slots; 0 where the last block is shorter."""

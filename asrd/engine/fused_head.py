@@ -17,12 +17,12 @@ from asrd_kernels import HEAD_DTYPES
 
 def require_fused_head(adapter: ModelAdapter, config: AsrdConfig, decoder: Decoder) -> None:
     """Raise ValueError unless lm_head="fused" can be used with this decoder, these settings and this model."""
-    fault = _fault(adapter, config, decoder)
-    if fault:
-        raise ValueError(f"lm_head='fused' cannot be used with {fault}: leave lm_head out")
+    reason = _reason(adapter, config, decoder)
+    if reason:
+        raise ValueError(f"lm_head='fused' cannot be used with {reason}: leave lm_head out")
 
 
-def _fault(adapter: ModelAdapter, config: AsrdConfig, decoder: Decoder) -> str:
+def _reason(adapter: ModelAdapter, config: AsrdConfig, decoder: Decoder) -> str:
     """What is in the way, or nothing."""
     name, head = type(adapter.model).__name__, adapter.split_head
     if config.cfg_scale > 0:

@@ -1,13 +1,16 @@
-"""`ModelAdapter`: one way to call every diffusion model: embeddings in, logits of chosen rows out.
+"""`ModelAdapter`: one interface to every diffusion model: embeddings in, logits of chosen rows out.
 
-Knows the mask and position conventions of the model families and how to find a model's special ids. Does not know
-the decoder. What it finds out by running the model on a few tokens is remembered per model object.
+It handles the mask and position conventions of the model families. What it learns from short test forwards is cached
+per model object.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,7 +18,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import create_bidirectional_mask
 
 log = logging.getLogger("asrd")
 
@@ -25,14 +27,15 @@ BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
 
 @dataclass
 class Capabilities:
-    """What short test forwards showed about a model."""
+    """What short test forwards found about a model."""
 
     split: bool  # LM head can be applied to chosen rows of the body's output
     width: int  # of the logits; at most the table's length
-    padding_exact: bool | None = None  # a padded row gives the logits of the row alone; None: not tested yet
+    padding_exact: bool | None = None  # a left-padded row gives the logits of the row alone; None: not tested yet
+    tail_exact: bool | None = None  # so does one with padding behind it; None: not tested yet
     keeps_layout: bool | None = None  # it honours a 4-D mask and position ids; None: not tested yet
     no_cache_reason: str | None = None  # why it cannot use a KV cache, "" if it can; None: not tested yet
-    uncapturable: dict[type, str] = field(default_factory=dict)  # why no CUDA graph came of steps with a decoder
+    uncapturable: dict[type, str] = field(default_factory=dict)  # by decoder, why its steps cannot be a CUDA graph
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,24 @@ class AttentionLayout:
 
 
 _capabilities: WeakKeyDictionary[nn.Module, Capabilities] = WeakKeyDictionary()
+_mode_lock = threading.RLock()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; afterwards every module has its own mode again. One thread at a time."""
+    with _mode_lock:
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
 
 class ModelAdapter:
-    """A model as the loop sees it: `body` on the whole canvas, then `head` on the rows that are wanted."""
+    """A model as the loop calls it: `body` on the whole canvas, then `head` on the wanted rows."""
 
     def __init__(self, model: Any):
         if not issubclass(type(model), nn.Module):
@@ -72,9 +89,9 @@ class ModelAdapter:
         if kind in BLOCK_CAUSAL:
             raise ValueError(f"model_type={kind!r} needs block-causal attention in aligned blocks; not supported yet")
         self.takes_positions = "position_ids" in parameters or (anything and kind != "llada")
-        self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes want it
+        self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes require
         self.shift = int(bool(getattr(self.config, "logits_shift", kind == "dream")))
-        compiled = hasattr(model, "_orig_mod")  # torch.compile's wrapper: calling a part would go round it
+        compiled = hasattr(model, "_orig_mod")  # torch.compile's wrapper: calling a submodule would bypass it
         parted = not compiled and isinstance(getattr(model, "base_model", None), nn.Module)
         self.split_body = model.base_model if parted else model
         self.split_head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -100,7 +117,7 @@ class ModelAdapter:
         return None
 
     def inputs(self, attention: Tensor | None = None, positions: Tensor | None = None) -> dict[str, Any]:
-        """What every forward of one decode is given besides the embeddings, in the form that this model wants.
+        """The arguments of every forward of one decode besides the embeddings, in the form that this model expects.
 
         attention [B, L] int64 of 0 and 1 and positions [B, L] int64, or None where no row is padded.
         """
@@ -123,7 +140,7 @@ class ModelAdapter:
         return inputs | {"attention_mask": mask, "position_ids": layout.positions.repeat(copies, 1)}
 
     def key_mask(self, attention: Tensor | None) -> Tensor | None:
-        """Which keys a slice of the canvas sees: [B, 1, 1, L] to be expanded to its queries, else [B, L]; or None: all.
+        """The keys visible to a slice of the canvas: [B, 1, 1, L] to be expanded to its queries, or [B, L]; None: all.
 
         attention [B, L] int64 of 0 and 1, or None where no row is padded.
         """
@@ -132,13 +149,13 @@ class ModelAdapter:
         return attention.bool()[:, None, None] if self.outer_mask else self._ready_mask(attention, queries=1)
 
     def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] where the two cannot be parted."""
+        """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] if body and head cannot be split."""
         if self.split:
             return self.split_body(inputs_embeds=embeds, **inputs).last_hidden_state
         return self.full_logits(embeds, inputs)
 
     def full_logits(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Logits [B, L, V] as the model itself gives them."""
+        """Logits [B, L, V] as the model itself returns them."""
         output = self.model(inputs_embeds=embeds, **inputs)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if logits is None:
@@ -149,18 +166,30 @@ class ModelAdapter:
         """Logits [N, V] of rows [N, D] of `body`'s output."""
         return self.split_head(rows) if self.split else rows  # type: ignore[misc]
 
-    def require_padding(self) -> None:
-        """Raise unless padding changes nothing; some models ignore their attention mask or position ids silently."""
+    @property
+    def pads_left(self) -> bool:
+        """Whether a left-padded row gives the logits of the row alone."""
         if self.capabilities.padding_exact is None:
             self.capabilities.padding_exact = self._probe_padding()
-        if not self.capabilities.padding_exact:
+        return self.capabilities.padding_exact
+
+    @property
+    def pads_right(self) -> bool:
+        """Whether a right-padded row gives the logits of the row alone."""
+        if self.capabilities.tail_exact is None:
+            self.capabilities.tail_exact = self._probe_padding(behind=True)
+        return self.capabilities.tail_exact
+
+    def require_padding(self) -> None:
+        """Raise ValueError unless padding changes no logits: some models silently ignore mask or position ids."""
+        if not self.pads_left:
             raise ValueError(
                 f"{type(self.model).__name__} does not read a padded row as it reads the row alone, so a padded batch"
                 " would give wrong text: load the checkpoint with asrd.load, or decode prompts of one length together"
             )
 
     def require_attention_layout(self, what: str) -> None:
-        """Raise unless the model keeps to any mask and position ids that it is given, as `what` needs it."""
+        """Raise ValueError unless the model honours any attention mask and position ids; `what` needs it."""
         attention = str(getattr(self.config, "_attn_implementation", None))
         if "flash" in attention:
             raise ValueError(
@@ -177,26 +206,26 @@ class ModelAdapter:
 
     def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
         """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
-        (and look at from the host while doing so), for all queries or for so many."""
+        (with a host read each time), for all queries or for that many. It is an expanded view: all queries
+        of a row share their storage."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
-        if not ours or getattr(self.config, "_attn_implementation", None) not in ("sdpa", "eager"):
+        attention_kind = getattr(self.config, "_attn_implementation", None)
+        if not ours or attention_kind not in ("sdpa", "eager"):
             return attention
-        batch, length = attention.shape
-        shape_only = self.table.new_zeros(1, 1, 1).expand(batch, length if queries is None else queries, 1)
-        mask = create_bidirectional_mask(self.model.config, shape_only, attention)
-        return mask if isinstance(mask, Tensor) else attention
+        mask = attention.bool()[:, None, None]
+        if attention_kind == "eager":  # adds its mask to the scores
+            mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, torch.finfo(self.table.dtype).min)
+        return mask.expand(-1, -1, attention.shape[1] if queries is None else queries, -1)
 
     @torch.no_grad()
     def _probe(self) -> tuple[Capabilities, bool]:
-        """Find out by short forwards whether the model can be driven (else an error) and whether body and head can be
-        parted. Also says whether the capabilities may be kept: not if these forwards gave no numbers."""
+        """Test by short forwards whether the model can be decoded with (else ValueError) and whether body and head can
+        be split. Also returns whether the capabilities may be cached: not if the logits were not finite."""
         name, ids = type(self.model).__name__, self.probe_ids(0)
         first, second = self.table[ids], self.table[self.probe_ids(1)]
         if not torch.equal(self.embedding(ids).to(first.dtype), first):
             raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
-        training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             logits = self.full_logits(first, self.inputs())
             if logits.shape[:2] != ids.shape or logits.shape[2] > self.vocab_size:
                 raise ValueError(
@@ -209,8 +238,6 @@ class ModelAdapter:
                     " Diffusion decoding needs bidirectional attention; load LLaDA and Dream checkpoints with asrd.load"
                 )
             capabilities = Capabilities(split=self._can_split(first, logits), width=logits.shape[2])
-        finally:
-            self.model.train(training)
         return capabilities, bool(logits.isfinite().all())
 
     def _can_split(self, embeds: Tensor, logits: Tensor) -> bool:
@@ -230,24 +257,26 @@ class ModelAdapter:
         return True
 
     @torch.no_grad()
-    def _probe_padding(self) -> bool:
-        """Does a row behind padding, whatever that holds, read as the row alone?"""
+    def _probe_padding(self, behind: bool = False) -> bool:
+        """Whether a left-padded (or right-padded) row gives the logits of the row alone, for any padding token."""
         alone = self.table[self.probe_ids(0)]
-        attention = torch.ones(1, alone.shape[1] + 1, dtype=torch.int64, device=alone.device)
-        attention[:, 0] = 0
+        length = alone.shape[1]
+        attention = torch.ones(1, length + 1, dtype=torch.int64, device=alone.device)
+        attention[:, length if behind else 0] = 0
         inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
         wanted = self.body(alone, self.inputs()).float()
         scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
         for pad in (alone[:, :1], alone[:, -1:]):
-            found = self.body(torch.cat([pad, alone], dim=1), inputs)[:, 1:].float()
+            found = self.body(torch.cat([alone, pad] if behind else [pad, alone], dim=1), inputs).float()
+            found = found[:, :length] if behind else found[:, 1:]
             if not torch.allclose(found, wanted, rtol=scale, atol=scale * float(wanted.abs().max())):
                 return False
         return True
 
     @torch.no_grad()
     def _probe_layout(self) -> bool:
-        """Do copies appended to a row, each attending to the row but for its own original, give the originals' logits,
-        and do the row's own logits stay the same?"""
+        """Whether copies appended to a row, each attending to the row without its own original, give the originals'
+        logits, and the row's own logits stay the same."""
         alone = self.table[self.probe_ids(0)]
         length, wanted = alone.shape[1], self.body(alone, self.inputs())
         place = torch.arange(2 * length, device=alone.device) % length

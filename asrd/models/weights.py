@@ -1,10 +1,8 @@
-"""`load`: from a checkpoint to a model that can be decoded with.
-
-Knows how transformers fills a model and what makes one bidirectional. Does not know how a model is called (adapter.py).
+"""`load`: a bidirectional model and its tokenizer from a checkpoint.
 
 The rest of the package reads from a loaded model: `config.mask_token_id`, `config.logits_shift` (True: the logits of
-position i stand in row i-1) and `config.is_causal` (False). `save_pretrained` keeps these marks and `load` reads them.
-One thing differs from LLaDA's own code: in half precision that rotates queries and keys in float32, Llama's does not.
+position i are in row i-1) and `config.is_causal` (False). `save_pretrained` keeps these fields and `load` reads them.
+One difference from LLaDA's own code: in half precision it rotates queries and keys in float32, Llama's code does not.
 """
 
 from __future__ import annotations
@@ -20,13 +18,14 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from asrd.models.source import load_tokenizer, read_json, resolve, weight_names
+from asrd.models.source import load_tokenizer, read_json, resolve, stored_shape, weight_names
 from asrd.models.special_ids import END_OF_TURN
 from asrd.models.translate import Plan, translation_of, with_token_ids
 
 log = logging.getLogger("asrd")
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+LARGE = 10**9  # parameters; more than that on a CPU is worth a warning
 OUR_ARGUMENTS = ("config", "ignore_mismatched_sizes", "key_mapping", "output_loading_info", "state_dict")
 
 
@@ -42,7 +41,8 @@ def load(
     """Load a diffusion LLM: bidirectional, in eval mode, every weight accounted for.
 
     path_or_id: Hub id, local folder, or the name of a model that ships with the package ("tiny").
-    dtype: "auto" is the checkpoint's own. device_map: as in transformers.
+    dtype: "auto" is the checkpoint's own.
+    device_map: as in transformers; None is "auto" where there is a GPU, else the CPU.
     attn_implementation: "auto" is FlashAttention if flash-attn is installed and the model is in half precision on CUDA,
         else SDPA; every name that transformers knows is passed on.
     trust_remote_code: run the checkpoint's own code, if its architecture is not known here.
@@ -60,29 +60,34 @@ def load(
     generation = read_json(source, "generation_config.json", hub)
     raw = with_token_ids(raw, generation, getattr(tokenizer, "mask_token_id", None))
 
+    if device_map is None and torch.cuda.is_available() and "tp_plan" not in from_pretrained_kwargs:
+        device_map = "auto"
     arguments = {**from_pretrained_kwargs, "dtype": dtype, "device_map": device_map}
     if attn_implementation != "auto":
         arguments["attn_implementation"] = attn_implementation
     if translate is None:
-        return _load_remote(source, raw, arguments), tokenizer
+        model = _load_remote(source, raw, arguments)
+        _warn_of_size(model)
+        return model, tokenizer
     model = _load_planned(source, translate(raw), hub, {"attn_implementation": "sdpa", **arguments})
     if attn_implementation == "auto" and flash_is_usable(model):
         _try_flash(model)
+    _warn_of_size(model)
     if tokenizer is not None and END_OF_TURN in tokenizer.get_vocab():
         model.config.eot_token_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     return model, tokenizer
 
 
 def make_bidirectional(model: PreTrainedModel) -> None:
-    """Let every position of a Llama-like decoder see every other one, in eager, SDPA and flash alike.
+    """Make the attention of a Llama-like decoder bidirectional, for eager, SDPA and flash implementations.
 
-    The mark in the config chooses the mask that transformers builds, and is saved with a model. Where no mask is built
-    (SDPA and flash without padding) `is_causal` decides: transformers takes it from the config when a whole model is
-    called, and from the attention module when a layer is called alone. So both are set.
+    `config.is_causal` selects the mask that transformers builds, and is saved with a model. Where no mask is built
+    (SDPA and flash without padding) transformers reads `is_causal` from the config when a whole model is called, and
+    from the attention module when a layer is called alone. So both are set.
     """
     windows = {kind for kind in getattr(model.config, "layer_types", None) or () if kind != "full_attention"}
     if windows:
-        raise ValueError(f"layer_types has {sorted(windows)}: all layers must be 'full_attention', to see everything")
+        raise ValueError(f"layer_types has {sorted(windows)}: all layers must be 'full_attention'")
     model.config.is_causal = False
     module: Any
     for module in model.modules():
@@ -91,7 +96,7 @@ def make_bidirectional(model: PreTrainedModel) -> None:
 
 
 def flash_is_usable(model: PreTrainedModel) -> bool:
-    """Whether FlashAttention can run this model where it is: asks for the distribution, never imports it."""
+    """Whether FlashAttention can run this model on its device; looks up the distribution without importing it."""
     try:
         importlib.metadata.version("flash-attn")
     except importlib.metadata.PackageNotFoundError:
@@ -100,11 +105,21 @@ def flash_is_usable(model: PreTrainedModel) -> bool:
     return on_cuda and model.dtype in (torch.float16, torch.bfloat16)
 
 
+def _warn_of_size(model: PreTrainedModel) -> None:
+    """Decoding with billions of parameters on a CPU takes hours: say so."""
+    number = sum(parameter.numel() for parameter in model.parameters() if parameter.device.type == "cpu")
+    if number >= LARGE:
+        hint = "pass device_map='auto'" if torch.cuda.is_available() else "a GPU would be far faster"
+        log.warning(
+            "%.1f billion parameters are on the CPU: decoding will take minutes to hours; %s", number / 1e9, hint
+        )
+
+
 def _try_flash(model: PreTrainedModel) -> None:
     try:
         model.set_attn_implementation("flash_attention_2")
     except (ImportError, ValueError) as error:
-        log.warning("flash-attn is installed but transformers cannot use it, so SDPA it is: %s", error)
+        log.warning("flash-attn is installed but transformers cannot use it; using SDPA: %s", error)
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
@@ -117,18 +132,34 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
 
 def _load_planned(source: str, plan: Plan, hub: Mapping[str, Any], arguments: Mapping[str, Any]) -> PreTrainedModel:
     if plan.keys:
-        # A stored weight that bears our name already would take the place of the one that is renamed to it.
+        # A stored weight that already has one of our names would replace the one that is renamed to it.
         strangers = [name for name in weight_names(source, hub) if _renamed(name, plan.keys) is None]
         _refuse_misfits(source, {"unexpected": strangers})
     ours: dict[str, Any] = {"config": plan.config, "key_mapping": _patterns(plan.keys)}
     if plan.generation is not None:
         ours["generation_config"] = plan.generation
+    _check_sizes(source, plan, hub)
     model: Any = _from_pretrained(plan.model_class, source, plan.keys, **{**ours, **arguments})
     if plan.config.tie_word_embeddings and not model.all_tied_weights_keys:
         raise ValueError(f"{source!r} ties its embedding tables in config.json but holds two different ones: untie")
     model._weight_conversions = []  # else save_pretrained writes the original names beside a Llama config
     make_bidirectional(model)
     return cast(PreTrainedModel, model)
+
+
+def _check_sizes(source: str, plan: Plan, hub: Mapping[str, Any]) -> None:
+    """Raise if config.json and the stored weights disagree on layers, width or vocabulary, before memory is taken."""
+    names = {_renamed(name, plan.keys) or name: name for name in weight_names(source, hub)}
+    if not names:
+        return
+    layers = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.", name))}
+    due: int = plan.config.num_hidden_layers
+    if layers and layers != set(range(min(due, len(layers) + 1))):
+        raise ValueError(f"config.json says {due} layers, but the weights of {source!r} have {len(layers)}")
+    shape = stored_shape(source, names.get("model.embed_tokens.weight", ""), hub)
+    wanted = (plan.config.vocab_size, plan.config.hidden_size)
+    if shape is not None and shape != wanted:
+        raise ValueError(f"config.json says an embedding table of {wanted}, but the weights of {source!r} have {shape}")
 
 
 def _load_remote(source: str, raw: Mapping[str, Any], arguments: Mapping[str, Any]) -> PreTrainedModel:
@@ -139,7 +170,7 @@ def _load_remote(source: str, raw: Mapping[str, Any], arguments: Mapping[str, An
 
 
 def _from_pretrained(loader: Any, source: str, keys: Mapping[str, str], **arguments: Any) -> PreTrainedModel:
-    """`from_pretrained` that refuses to initialise afresh what it did not find. keys: name there -> name here."""
+    """`from_pretrained` that raises instead of initialising missing weights. keys: name there -> name here."""
     try:
         model, info = loader.from_pretrained(
             source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
@@ -161,7 +192,7 @@ def _from_pretrained(loader: Any, source: str, keys: Mapping[str, str], **argume
 
 
 def _refuse_misfits(source: str, misfits: Mapping[str, Collection[str]], limit: int = 8) -> None:
-    """Raise if any kind of misfit has names, and name the first few."""
+    """Raise ValueError if any kind of misfit has names; the message lists the first few."""
     problems = []
     for kind, names in misfits.items():
         if names:
@@ -180,7 +211,7 @@ def _patterns(keys: Mapping[str, str]) -> dict[str, str]:
 
 
 def _renamed(name: str, keys: Mapping[str, str]) -> str | None:
-    """The name that `keys` gives to a weight, None if it does not mention it."""
+    """The name that `keys` gives to a weight; None if it has none."""
     for pattern, replacement in _patterns(keys).items():
         if re.match(pattern, name):
             return re.sub(pattern, replacement, name)

@@ -4,7 +4,7 @@
 would have asked for it (same types, same divisibility by 16, same constants and options) and reads the result:
 cuobjdump and nvdisasm from the Triton wheel for NVIDIA, the object's metadata and assembly for AMD. `ptx_for` stops
 at PTX.
-Knows no kernel by name. Does not work where TRITON_INTERPRET is set.
+Does not work where TRITON_INTERPRET is set.
 """
 
 from __future__ import annotations

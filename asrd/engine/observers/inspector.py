@@ -1,6 +1,6 @@
 """`Inspector`: an observer that sees inside a step, and `StepClock`, the one that times its parts.
 
-Knows when a step begins and which parts it has. The loop calls; what is made of it is the inspector's business.
+Knows when a step begins and which parts it has. The loop calls it; each inspector decides what to do with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Inspector:
     """
 
     def begin(self, decoder: Decoder, stats: VocabStats) -> None:
-        """A step begins: the state before it, who is `wanted`, and the room in which its statistics will stand.
+        """A step begins: the state before it, which positions are `wanted`, and the buffers for its statistics.
 
         stats [B, G + extra_rows] are the same tensors in each step; valid where wanted, from the mark "statistics" on.
         """
@@ -37,7 +37,7 @@ class Inspector:
 
 
 class StepClock(Inspector):
-    """How long each part of each step took. On CUDA the stream keeps the time, and nobody waits until it is read."""
+    """How long each part of each step took. On CUDA by events of the stream, read afterwards."""
 
     def __init__(self) -> None:
         self._marks: list[list[Any]] = []

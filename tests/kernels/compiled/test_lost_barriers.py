@@ -30,7 +30,7 @@ def run(order: str, without: tuple[str, int] | None = None) -> tuple[list[list[i
     with executed("sm_80", Options(order=order), forgiving=True, without_barrier=without) as machine:
         commit_triton(*arguments)
     (launch,) = machine.launches
-    return arguments[3].tolist(), launch.faults, launch.ptx.text
+    return arguments[3].position.tolist(), launch.faults, launch.ptx.text
 
 
 @pytest.mark.parametrize("order", ["lockstep", "forward", "reverse", "random"])
@@ -38,7 +38,7 @@ def test_commits_third_barrier_keeps_the_slots_right(order: str) -> None:
     wanted = a_reopened_block()
     commit_torch(*wanted)
     slots, faults, text = run(order)
-    assert (slots, faults) == (wanted[3].tolist(), [])
+    assert (slots, faults) == (wanted[3].position.tolist(), [])
     lines = [line for _, line in program(text).kernel.barriers]
     slots, faults, _ = run(order, ("commit_kernel", lines.index(third_barrier())))
     assert any("p_guided, byte" in fault.text for fault in faults if fault.kind == "race"), faults

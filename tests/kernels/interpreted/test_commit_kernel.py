@@ -10,15 +10,17 @@ from dataclasses import fields
 import pytest
 import torch
 
-from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_state, new_stats, wanted_slots
+from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_slots, new_state, new_stats, wanted_slots
 from asrd_kernels.commit_triton import commit_triton, launch_config
 from benchmarks.kernels.cases import a_reopened_block
 
-RUNS = 40
+RUNS = 60
+POISON = -7
 MOST_STEPS = 12
 WANTED_EVENTS = (
     "revocation", "revocation beyond the budget", "cache wrap", "several anchors at once", "progress rule",
     "early stop", "row done before another", "earlier block reopened", "pending EOS",
+    "revocation in a shorter row", "unreadable",
 )  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def draw_stats(stats: VocabStats, state: DecodeState, rules: Rules, vocab: int, 
     stats.top1.copy_(torch.where(stays, before, fresh))
     stats.confidence.copy_(among(9) / 8)
     stats.entropy.copy_(among(4) / 8)
-    stats.bad.zero_()
+    stats.bad.copy_((among(40) == 0) & state.inside & ~state.done[:, None])
 
 
 def differences(found: DecodeState, wanted: DecodeState, rules: Rules) -> list[str]:
@@ -78,6 +80,8 @@ def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Ru
         "row done before another": before.done & ~before.done.all(),
         "earlier block reopened": after.active < before.active,
         "pending EOS": (after.pending & ends).any(1),
+        "unreadable": (after.report & 2) > 0,
+        "revocation in a shorter row": (revoked > 0) & (after.lengths < after.length),
     }
     return Counter(name for name, rows in happened.items() if rows.any())
 
@@ -88,20 +92,30 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
     vocab, batch = rng.choice([4, 6, 12]), rng.choice([1, 2, 3])
     rules = draw_rules(rng, length, vocab)
     prompt = torch.full((batch, rng.choice([1, 3])), rules.pad_id)
-    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]))
+    shorter = random.Random(f"lengths {seed}")
+    lengths = torch.tensor([shorter.randint(0, length) for _ in range(batch)]) if seed % 3 == 0 else None
+    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths)
     _, stats = new_stats(state)
+    unread, shift = torch.zeros_like(stats.bad), seed % 2
     happened: Counter[str] = Counter()
     for step in range(1, min(length + 1, max_steps) + 1):
         draw_stats(stats, state, rules, vocab, random_tensors)
         before, by_kernel = copy.deepcopy(state), copy.deepcopy(state)
-        slots = torch.where(state.done[:, None], length, -7).repeat(1, wanted_slots(state, rules).shape[1])  # poisoned
-        kept = slots.clone() if seed % 4 else None  # a loop without slots hands none in
+        stats.bad.logical_or_(unread & state.done[:, None])  # of a done row they stay
+        slots, kept = new_slots(state, rules, shift), new_slots(state, rules, shift)
+        kept.position.masked_fill_(~state.done[:, None], POISON)
+        kept.source.masked_fill_(~state.done[:, None], POISON)
         commit_torch(state, stats, rules, slots)
-        commit_triton(by_kernel, stats, rules, kept)
+        commit_triton(by_kernel, stats, rules, kept if seed % 4 else None)  # a loop without slots hands none in
+        unread = stats.bad.clone()
         where = f"step {step} of run({seed}, {length}) with {rules}"
         assert differences(by_kernel, state, rules) == [], where
-        assert slots.equal(wanted_slots(state, rules)), where
-        assert kept is None or kept.equal(slots), where
+        assert slots.position.equal(wanted_slots(state, rules)), where
+        column = slots.source - torch.arange(batch)[:, None] * state.tokens.shape[1] - state.prompt_length + shift
+        assert column.equal(slots.position.clamp(max=length - 1)), where
+        if seed % 4:
+            assert kept.position.equal(slots.position), where
+            assert kept.source.equal(slots.source), where
         happened += events(before, state, stats, rules)
     return happened
 
@@ -140,7 +154,12 @@ def test_slots_after_an_earlier_block_is_reopened_behind_the_first_warp() -> Non
     commit_triton(*found)
     assert differences(found[0], wanted[0], wanted[2]) == []
     open_ones = [256, 256, 66, 256, 256, 69, 256, 256]
-    assert found[3].tolist() == wanted[3].tolist() == [[*open_ones, 256, 73, 256, 75, 256, 256, 256, 256]]
+    assert found[3].source.equal(wanted[3].source)
+    assert (
+        found[3].position.tolist()
+        == wanted[3].position.tolist()
+        == [[*open_ones, 256, 73, 256, 75, 256, 256, 256, 256]]
+    )
 
 
 def test_confidence_equal_to_the_threshold_is_not_above_it_in_either_precision() -> None:
