@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from asrd.arguments import resolve_config
 from asrd.config import AsrdConfig, check, resolve_aliases
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
@@ -22,7 +23,7 @@ from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import Job, Kind, Outcome
 from asrd.engine.request import prepare
 from asrd.engine.scheduler import Scheduler, Usage
-from asrd.generate import checked_decoder, resolve_config, warn_of_training
+from asrd.generate import checked_decoder, warn_of_training
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 

@@ -13,6 +13,7 @@ import torch
 
 import asrd
 from asrd.config import AsrdConfig
+from asrd.decoders import AsrdDecoder
 from asrd.engine import loop, scheduler
 from asrd.engine.caches import FixedForwards, Part, Schedule
 from asrd.engine.device import graph
@@ -149,6 +150,22 @@ def test_a_graph_is_recorded_once_per_shape_and_none_when_a_slot_is_refilled(cac
     else:
         assert many <= 2 + 3 + 3  # embeddings and commit; whole canvases of 4, 2, 1; slices of 1, 2, 4 blocks
         assert many - few <= 1  # a shape that had not come up yet
+
+
+@pytest.mark.parametrize("cache", [None, "dual"])
+def test_refilled_slots_are_read_where_commit_says(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Triton: nothing but `commit` and the refill bring the slots of a row up to date."""
+    monkeypatch.setattr(AsrdDecoder, "keeps_slots", True)
+    model, settings = make_llama(5, eos_token_id=None), SETTINGS | {"kv_cache": cache}
+    requests = [([2 + i % 6, *[3, 4, 5][: i % 4]], 5 + 3 * (i % 3)) for i in range(9)]
+    with on(FakeGpu()):
+        engine = asrd.Engine(model, slots=2, cuda_graph=True, **settings)
+        handles = [engine.submit(prompt, max_new_tokens=length) for prompt, length in requests]
+        for _ in engine.run():
+            pass
+    for index, ((prompt, length), handle) in enumerate(zip(requests, handles, strict=True)):
+        wanted = alone(model, prompt, index, max_new_tokens=length, **settings)
+        assert (handle.result.tokens, [getattr(handle.result, name) for name in COUNTERS]) == wanted, index
 
 
 def test_batches_that_are_left_keep_their_graphs_until_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
