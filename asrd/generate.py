@@ -166,6 +166,7 @@ def pack_output(state: DecodeState, request: Request) -> AsrdOutput:
         drafted=state.drafted,
         revoked=state.revoked,
         anchors=state.anchors,
+        edited=state.edited,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
     )
 
