@@ -20,6 +20,7 @@ class AsrdOutput(ModelOutput):
     revoked             [B] int64, tokens revoked
     anchors             [B] int64, promotions to the anchor cache
     edited              [B] int64, tokens replaced by others in place (decoder="loo")
+    computed            [B] int64, positions that the row's forward passes computed, appended ones included (padding not)
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     trace               what was recorded, when it was asked for
 
@@ -33,5 +34,6 @@ class AsrdOutput(ModelOutput):
     revoked: Tensor = None  # type: ignore[assignment]
     anchors: Tensor = None  # type: ignore[assignment]
     edited: Tensor = None  # type: ignore[assignment]
+    computed: Tensor = None  # type: ignore[assignment]
     forwards_per_step: int = None  # type: ignore[assignment]
     trace: Any = None

@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
         epilog=f"example: asrd compare --n 200 --decoders standard,threshold,asrd --sweep {THRESHOLDS}",
     )
     command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
+    command.add_argument("--first", type=int, default=0, help="number of the first problem (default: 0)")
     command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
     command.add_argument("--decoders", help=f"of {','.join(DECODERS)} (default: standard,threshold,asrd)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
@@ -55,12 +56,14 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
     tables = plan(arguments)
-    chosen = held_out(arguments.n, arguments.level)
+    if arguments.first < 0:
+        raise ValueError(f"--first {arguments.first}: expected at least 0")
+    chosen = held_out(arguments.n, arguments.level, arguments.first)
     limit_threads()
     model, _ = load_model(arguments)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
-    about |= {"n": arguments.n, "batch_size": arguments.batch_size}
+    about |= {"n": arguments.n, "first": arguments.first, "batch_size": arguments.batch_size}
     check_runs(model, [run for _, runs in tables for run in runs])
     made: list[tuple[str, str, list[Summary]]] = []
     for table, runs in tables:

@@ -54,6 +54,15 @@ class Run:
         select = select or (select_wanted if device.type == "cpu" else select_slots)
         return cls(adapter, request, inputs, select, cache, find_gpu(device))
 
+    def computed(self, decoder: Decoder) -> Tensor:
+        """[B] int64: positions computed in the forward passes of a finished decode; padding is not counted, and with
+        classifier-free guidance one of the two halves."""
+        if self.cache is not None:
+            return self.cache.computed
+        layout, tokens, attention = decoder.attention_layout(), decoder.state.tokens, self.request.attention
+        width = torch.full_like(decoder.state.step, tokens.shape[1]) if attention is None else attention.sum(1)
+        return decoder.state.step * (width if layout is None else width + (layout.positions.shape[1] - tokens.shape[1]))
+
 
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
     """Fill the decoder's canvas. Observers see the state after each step, inspectors also what happens within it; they

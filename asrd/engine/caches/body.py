@@ -29,6 +29,9 @@ class CachedBody:
         length = request.prompt.shape[1] + request.length
         self.schedule = Schedule(request.kv_cache, request.rules.block_length, request.kv_refresh, adapter.shift)
         self.parts = PartialForward(adapter, inputs, attention, positions, length)
+        self.real = None if request.attention is None else request.attention.bool()
+        self.computed = torch.zeros(len(request.prompt), dtype=torch.int64, device=request.prompt.device)
+        """[B] positions computed so far, without padding."""
 
     def __call__(
         self, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None, probed: bool = True
@@ -36,7 +39,9 @@ class CachedBody:
         """Hidden states [N, M, D] of embeds [N, M, D], the canvas and what the layout puts behind it, at the state
         before the forward. probed: the pending tokens' embeddings are not their own."""
         due = self.schedule.due(state, probed)
+        self.computed += (due if self.real is None else due & self.real).sum(1)
         if layout is not None:
             used = torch.ones_like(layout.visible[:, 0, due.shape[1] :]) if layout.used is None else layout.used
+            self.computed += used.sum(1)
             due = torch.cat([due, used], dim=1)
         return self.parts.recompute(embeds, due, layout)

@@ -69,10 +69,9 @@ class PartialForward:
         fresh = self.adapter.body(canvas, inputs | {"past_key_values": self.cache, "use_cache": True})
         if lines is None and embeds.shape[1] == self.length:
             self.hidden = fresh
-            return
-        if len(self.hidden) == 0:
-            self.hidden = fresh.new_zeros(len(embeds), embeds.shape[1], fresh.shape[2])
-        self.hidden[slice(None) if lines is None else lines.to(fresh.device), : self.length] = fresh
+        else:
+            hidden = self._room(embeds, fresh)
+            hidden[slice(None) if lines is None else lines.to(fresh.device), : self.length] = fresh
 
     def _slices(
         self, embeds: Tensor, lines: Tensor | None, due: Tensor, width: int, layout: AttentionLayout | None, extra: int
@@ -95,7 +94,13 @@ class PartialForward:
                 inputs["attention_mask"] = mask if mask.dim() == 2 else mask.expand(-1, -1, width, -1)
         fresh = self.adapter.body(embeds[every[:, None], columns], inputs)
         here = (every[:, None].to(fresh.device), columns.to(fresh.device))
-        self.hidden[here] = fresh
+        self._room(embeds, fresh)[here] = fresh
+
+    def _room(self, embeds: Tensor, fresh: Tensor) -> Tensor:
+        """`hidden`, allocated when it is first needed."""
+        if len(self.hidden) == 0:
+            self.hidden = fresh.new_zeros(*embeds.shape[:2], fresh.shape[2])
+        return self.hidden
 
     def _laid_out(self, layout: AttentionLayout, rows: Tensor, columns: Tensor, extra: int) -> dict[str, Tensor]:
         """Attention mask and position ids of the columns [R, W] of these rows [R], as the layout has them."""

@@ -29,6 +29,8 @@ class Verdict:
     checked_wrong: int = 0  # verified while wrong
     revoked: int = 0
     revoked_wrong: int = 0  # taken back and indeed wrong
+    edited: int = 0  # replaced in place
+    edited_wrong: int = 0  # replaced while wrong
     anchors: int = 0  # promoted
     anchors_wrong: int = 0  # promoted and wrong in the result
 
@@ -49,10 +51,12 @@ class Judge:
             if not checked:
                 continue
             wrong = token_errors(self.problems[row], events.before[row].tolist())
-            revoked = events.revoked[row].tolist()
+            revoked, edited = events.revoked[row].tolist(), events.replaced[row].tolist()
             verdict.checked_wrong += sum(wrong[p] for p in checked)
             verdict.revoked += sum(revoked)
             verdict.revoked_wrong += sum(wrong[p] for p in checked if revoked[p])
+            verdict.edited += sum(edited[p] for p in checked)
+            verdict.edited_wrong += sum(wrong[p] for p in checked if edited[p])
 
     def verdicts(self, responses: Tensor) -> list[Verdict]:
         """The verdicts on the finished responses [B, G]."""

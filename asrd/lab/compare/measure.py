@@ -20,7 +20,7 @@ from asrd.lab.tiny.task import Problem
 from asrd.models.adapter import ModelAdapter
 from asrd.output import AsrdOutput
 
-Record = dict[str, Any]  # a Verdict's fields and: problem (its seed), steps, seconds, drafted
+Record = dict[str, Any]  # a Verdict's fields and: problem (its seed), steps, seconds, drafted, rows (positions computed)
 
 
 def measure(
@@ -92,10 +92,10 @@ def decode_batch(model: Any, run: RunSpec, problems: Sequence[Problem]) -> list[
     assert isinstance(out, AsrdOutput)
     verdicts = judge.verdicts(out.sequences[:, width:])
     return [
-        {"problem": problem.seed, "steps": steps, "drafted": drafted, "seconds": seconds / len(problems)}
+        {"problem": problem.seed, "steps": steps, "drafted": drafted, "seconds": seconds / len(problems), "rows": rows}
         | asdict(verdict)
-        for problem, steps, drafted, verdict in zip(
-            problems, out.steps.tolist(), out.drafted.tolist(), verdicts, strict=True
+        for problem, steps, drafted, rows, verdict in zip(
+            problems, out.steps.tolist(), out.drafted.tolist(), out.computed.tolist(), verdicts, strict=True
         )
     ]
 

@@ -177,9 +177,9 @@ def problems(which: str, level: str = "hard", first_seed: int = 0) -> Iterator[P
         seed += 1
 
 
-def held_out(count: int, level: str = "hard") -> list[Problem]:
-    """The problems on which decoders and models are scored: the first `count` of them, always the same."""
-    return list(itertools.islice(problems("test", level, SCORING_FROM), count))
+def held_out(count: int, level: str = "hard", first: int = 0) -> list[Problem]:
+    """The problems on which decoders and models are scored: `count` of them from number `first` on, always the same."""
+    return list(itertools.islice(problems("test", level, SCORING_FROM), first, first + count))
 
 
 def _as_words(response: str | Sequence[int]) -> list[str]:
