@@ -84,7 +84,7 @@ FIELDS: dict[str, Field] = {
     "threshold_back": Field(0.9, _real(0, 1), "a number from 0 to 1"),
     "ratio": Field(1.0, _real(0, 1), "a number from 0 to 1"),
     "max_edits": Field(3, _integer(0), "an integer of at least 0"),
-    "witnesses": Field(16, _integer(1), "an integer of at least 1"),
+    "witnesses": Field(8, _integer(1), "an integer of at least 1"),
     "saber_n": Field(2, _integer(1), "an integer of at least 1"),
     "saber_variant": _choice("llada", "llada", "dream"),
     "faithful": _switch(False),

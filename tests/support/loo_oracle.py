@@ -20,7 +20,7 @@ class LooSettings(BaselineSettings):
     factor: float = 2.0
     ratio: float = 1.0
     max_edits: int = 3
-    witnesses: int = 16
+    witnesses: int = 8
 
 
 @dataclass
