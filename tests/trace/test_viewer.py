@@ -157,6 +157,7 @@ def test_an_edited_token_shows_before_and_after_and_the_witness_that_contradicte
             history = tab.locator("#history").text_content()
             assert "contradicted by its witness" in history
             assert f"edited: {shown[before]} → {shown[token]}" in history
+            tab.evaluate("document.activeElement.blur()")  # so that the arrow keys move the clock again
         tab.keyboard.press("ArrowRight")
     assert tab.locator(f"#tok-0-{position}").get_attribute("data-before") is None or edits[-1][0] == len(trace.steps)
     assert tab.locator(".counter-edited dd").text_content() == str(sum(len(s.rows[0].edit) for s in trace.steps))
