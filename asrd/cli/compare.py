@@ -17,6 +17,7 @@ from asrd.cli.settings import add_model, limit_threads, load_model, parse_settin
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
 from asrd.lab.compare import RunSpec, check_runs, measure, summarise
+from asrd.lab.compare.frontier import save_problems
 from asrd.lab.compare.plots import draw
 from asrd.lab.compare.presets import PRESETS, Part, Table
 from asrd.lab.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save, save_overview
@@ -76,10 +77,11 @@ def run(arguments: argparse.Namespace) -> None:
         summaries = summarise(runs, records)
         where = f"{arguments.model}, {arguments.level}, {arguments.n} problems"
         save(summaries, folder, about, table.title)
+        save_problems(runs, records, folder / "problems.csv")
         draw(summaries, folder / "results.png", f"{table.title}\n{where}" if table.title else where, table.axes)
         made.append((table.name, table.title, summaries))
         show(summaries, table.title)
-        print(f"results.csv, results.json, results.md and results.png are in {folder}\n")
+        print(f"problems.csv, results.csv, results.json, results.md and results.png are in {folder}\n")
         if arguments.preset:
             save_overview(arguments.out, about["command"], made)
     if arguments.preset:
