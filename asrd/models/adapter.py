@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,6 +49,20 @@ class AttentionLayout:
 
 
 _capabilities: WeakKeyDictionary[nn.Module, Capabilities] = WeakKeyDictionary()
+_mode_lock = threading.RLock()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; afterwards every module has its own mode again. One thread at a time."""
+    with _mode_lock:
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
 
 class ModelAdapter:
@@ -201,9 +218,7 @@ class ModelAdapter:
         first, second = self.table[ids], self.table[self.probe_ids(1)]
         if not torch.equal(self.embedding(ids).to(first.dtype), first):
             raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
-        training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             logits = self.full_logits(first, self.inputs())
             if logits.shape[:2] != ids.shape or logits.shape[2] > self.vocab_size:
                 raise ValueError(
@@ -216,8 +231,6 @@ class ModelAdapter:
                     " Diffusion decoding needs bidirectional attention; load LLaDA and Dream checkpoints with asrd.load"
                 )
             capabilities = Capabilities(split=self._can_split(first, logits), width=logits.shape[2])
-        finally:
-            self.model.train(training)
         return capabilities, bool(logits.isfinite().all())
 
     def _can_split(self, embeds: Tensor, logits: Tensor) -> bool:

@@ -348,20 +348,20 @@ def test_no_setting_that_a_decoder_reads_is_said_to_do_nothing(name: str, caplog
 # --- a decoder of one's own ------------------------------------------------------------------------------------------
 
 
-def readme_decoder() -> str:
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+def guide_decoder() -> str:
+    text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     section = text.split("## A decoder of your own")[1].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[0]
 
 
-def test_the_readmes_decoder_runs_as_it_is_printed() -> None:
-    code = readme_decoder()
+def test_the_guides_decoder_runs_as_it_is_printed() -> None:
+    code = guide_decoder()
     assert len(code.splitlines()) <= 32
     known = set(DECODERS)
     revoked = 0
     try:
         for seed in range(10):
-            space: dict[str, Any] = {"model": TableModel(TableSpec(seed=seed)), "ids": IDS[1:2]}
+            space: dict[str, Any] = {"model": TableModel(TableSpec(seed=seed)), "ids": IDS[1:2], "mask": None}
             exec(code, space)
             (name,) = set(DECODERS) - known
             settings = {"max_new_tokens": 13, "block_length": 5, "decoder": name, "return_dict_in_generate": True}
@@ -371,7 +371,7 @@ def test_the_readmes_decoder_runs_as_it_is_printed() -> None:
             revoked += int(batch.revoked.sum())
             alone = asrd.fast_generate(model, IDS[:1, 2:], **settings)
             assert torch.equal(batch.sequences[0, 2:], alone.sequences[0])
-            assert space["text"].shape[0] == 1
+            assert space["output"].shape[0] == 1
     finally:
         for name in set(DECODERS) - known:
             del DECODERS[name]

@@ -1,6 +1,6 @@
-"""The loop on a GPU, by a stand-in for the GPU: late looks and captured steps change no result, and give way in words.
+"""The loop on a stand-in for a GPU: late reads and captured steps change no result; a failure falls back with a reason.
 
-`fake_gpu` says what the stand-in is like. What nobody can test here is how a real device and its driver behave.
+`fake_gpu` describes the stand-in. The behaviour of a real device and its driver is not tested here.
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ def test_eos_options_suppress_and_distrust_the_end_of_text() -> None:
     slow = asrd.fast_generate(
         TableModel(spec), IDS, confidence_eos_eot_inf=True, return_dict_in_generate=True, **settings
     )
-    assert slow.steps.item() == 12  # nothing is confident, so one token a step
+    assert slow.steps.item() == 12  # nothing is confident, so one token per step
     assert eager.steps.item() < 12
 
 

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = (  # from the bottom to the top; parts of one layer may not import each other
     ("asrd_kernels",),
+    ("asrd.settings",),
     ("asrd.config", "asrd.output"),
     ("asrd.models",),
     ("asrd.engine",),
@@ -20,6 +21,7 @@ LAYERS = (  # from the bottom to the top; parts of one layer may not import each
     ("asrd",),  # the public names
     ("asrd.lab",),
     ("asrd.cli",),
+    ("asrd.__main__",),
 )
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 FILES = sorted([*ROOT.glob("asrd/**/*.py"), *ROOT.glob("asrd_kernels/**/*.py")])

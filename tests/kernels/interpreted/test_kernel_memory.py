@@ -95,7 +95,7 @@ def position_past_the_room(logits: Any, row: Any, position: Any, readout: Any, o
     LAUNCHERS["vocab_stats"](logits, row, position + 2, readout, out)
 
 
-def nobody_to_key_the_noise(hidden: Any, weight: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
+def no_row_ids(hidden: Any, weight: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
     LAUNCHERS["fused_head"](hidden, weight, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
 
 
@@ -122,7 +122,7 @@ def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
         ),
         (
             lambda: head_case(2, 64, 64, torch.float32, temperature=1.0),
-            nobody_to_key_the_noise,
+            no_row_ids,
             "loads outside row_ids",
         ),
         (lambda: embed_case(2, 3, 40, 64, torch.float32, anchors=4), anchor_past_the_canvas, "loads outside tokens"),
