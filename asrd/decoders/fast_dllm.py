@@ -79,7 +79,7 @@ def factor_bounds(factor: float, length: int, device: torch.device) -> Tensor:
 
 
 def within_bounds(masks: Tensor, confidence: Tensor, bounds: Tensor) -> Tensor:
-    """[B, G] bool: of the masks [B, G] those before the first that falls short of its bound, as `FactorDecoder` says."""
+    """[B, G] bool: of the masks [B, G] those that `FactorDecoder` takes."""
     rank, total = ranks(confidence, masks, largest=True), masks.sum(1, keepdim=True)
     short = masks & (confidence.double() < bounds[rank.clamp(max=len(bounds) - 1)])
     number = torch.where(short, rank, total).amin(1, keepdim=True)

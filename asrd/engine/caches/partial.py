@@ -114,8 +114,8 @@ class PartialForward:
 def share_forwards(counts: list[int], length: int) -> list[tuple[list[int], int]]:
     """Rows that share a forward, and its width, given how many positions of each row are due.
 
-    Whole canvases go with whole canvases (and what may stand behind them). Slices share a forward as long as at least two thirds of every row's slots
-    are used; rows with nothing due are left out.
+    Whole canvases, rows behind them included, go with whole canvases. Slices share a forward as long as at least two
+    thirds of every row's slots are used; rows with nothing due are left out.
     """
     groups: list[tuple[list[int], int]] = []
     for row in sorted((row for row, count in enumerate(counts) if count), key=lambda row: -counts[row]):

@@ -1,6 +1,7 @@
 """Which canvas positions of each row the coming forward recomputes: the KV section of SEMANTICS.md.
 
-Knows blocks, steps, pending tokens and which token each position's K/V are of. Knows no model and no K/V. Rows never influence each other.
+Knows blocks, steps, pending tokens and the tokens that the K/V were computed from. Knows no model and no K/V. Rows
+never influence each other.
 """
 
 from __future__ import annotations

@@ -203,7 +203,9 @@ def _differences_table(settings: Sequence[Setting]) -> str:
         [d.ours.label, f"{d.ours.forwards:.1f}", d.peer, f"{d.forwards:.1f}", f"{d.mean:+.1f} ± {d.error:.1f}",
          f"{d.wins} : {d.losses}", f"{d.p:.2g}"] for d in found
     ]  # fmt: skip
-    return _table(["ours", "passes", "peer", "its passes", "points (± s. e.)", "only ours right : only peer", "p"], rows)
+    return _table(
+        ["ours", "passes", "peer", "its passes", "points (± s. e.)", "only ours right : only peer", "p"], rows
+    )
 
 
 def _aup_table(models: Mapping[str, Sequence[Setting]]) -> str:
@@ -248,7 +250,8 @@ def _curve(panel: Any, group: Sequence[Setting], cost: Any, index: int, label: s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m asrd.lab.compare.frontier", description=(__doc__ or "").split("\n")[0])
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m asrd.lab.compare.frontier", description=about)
     parser.add_argument("files", type=Path, nargs="+", help="results per problem, one file per model")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of frontier.md and frontier.png")
     given = parser.parse_args()
