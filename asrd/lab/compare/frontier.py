@@ -230,14 +230,20 @@ def plot(models: Mapping[str, Sequence[Setting]], path: Path) -> None:
             for index, (decoder, group) in enumerate(sorted(by_decoder(settings).items())):
                 _curve(panel, group, cost, index, decoder)
             panel.set(xlabel=label, ylabel=ACCURACY if column == 0 else "", xscale="log", title=model)
-            for which in ("major", "minor"):
-                getattr(panel.xaxis, f"set_{which}_formatter")("{x:.0f}")
-            panel.tick_params(axis="x", which="minor", labelsize=7)
+            panel.set_xticks(_ticks(*panel.get_xlim()))
+            panel.xaxis.set_major_formatter("{x:.0f}")
+            panel.xaxis.set_minor_formatter("")
             panel.grid(alpha=0.3)
     panels[0, 0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times the powers of ten in between."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [tick for power in powers for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power) if low <= tick <= high]
 
 
 def _curve(panel: Any, group: Sequence[Setting], cost: Any, index: int, label: str) -> None:
