@@ -1,6 +1,7 @@
 """asrd: anchor-supervised revocable decoding for diffusion LLMs.
 
 generate.py  `fast_generate`: decode with any diffusion LLM
+arguments.py what a call may be given, resolved to one config; what transformers injects
 many.py      `Engine`, `generate_many`: many requests in one running batch
 config.py    `AsrdConfig`: the settings; settings.py has each one's default, range and meaning
 output.py    `AsrdOutput`: text and counters
@@ -52,7 +53,8 @@ _HOMES = {
     "load": "asrd.models",
 }
 _MODULES = (
-    "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "settings", "trace", "viewer",
+    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "settings",
+    "trace", "viewer",
 )  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 

@@ -6,23 +6,23 @@ model: ids left at None are found there later.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from transformers import GenerationConfig
 
-from asrd.settings import ALIASES, FIELDS, Field, check, resolve_aliases
+from asrd.settings import ALIASES, FIELDS, Field, Settings, check, did_you_mean, resolve_aliases
 
-__all__ = ["ALIASES", "FIELDS", "AsrdConfig", "Field", "check", "resolve_aliases"]
+__all__ = ["ALIASES", "FIELDS", "NEUTRAL", "AsrdConfig", "Field", "check", "resolve_aliases"]
 
 # What transformers itself writes into a saved configuration or sets while it prepares one.
 _BOOKKEEPING = {"transformers_version", "bos_token_id"}
-_NEUTRAL = GenerationConfig().to_dict() | GenerationConfig._get_default_generation_params()
+NEUTRAL = GenerationConfig().to_dict() | GenerationConfig._get_default_generation_params()
 
 
 class AsrdConfig(GenerationConfig):
     """Settings of `asrd.fast_generate`; a transformers `GenerationConfig` that can be saved, loaded and overridden.
 
-    Names, defaults and meanings are in the README; `gen_length` and `mask_id` are accepted as in LLaDA. An unknown
+    Names, defaults and meanings are in docs/guide.md; `gen_length` and `mask_id` are accepted as in LLaDA. An unknown
     name, a value out of range or a transformers setting that a diffusion decoder does not have raises ValueError.
     """
 
@@ -61,16 +61,14 @@ class AsrdConfig(GenerationConfig):
     mask_token_id: int | None
     eot_token_id: int | None
 
-    def __init__(self, **settings: Any):
-        settings = resolve_aliases(settings)
+    def __init__(self, **given: Unpack[Settings]):
+        settings = resolve_aliases(dict(given))
         for name, value in settings.items():
             if name in FIELDS or name in _BOOKKEEPING or name.startswith("_"):
                 continue
-            if name not in _NEUTRAL:
-                raise ValueError(
-                    f"{name}={value!r}: AsrdConfig has no such setting; it has {', '.join(sorted(FIELDS))}"
-                )
-            if value is not None and value != _NEUTRAL[name]:
+            if name not in NEUTRAL:
+                raise ValueError(f"{name}={value!r}: AsrdConfig has no such setting{did_you_mean(name)}")
+            if value is not None and value != NEUTRAL[name]:
                 raise ValueError(f"{name}={value!r} is a setting of transformers that diffusion decoding does not have")
         for name in ("eos_token_id", "suppress_tokens"):
             if isinstance(settings.get(name), tuple | set):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
+from asrd.arguments import resolve_config
 from asrd.config import AsrdConfig, check, resolve_aliases
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
@@ -22,7 +23,7 @@ from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import Job, Kind, Outcome
 from asrd.engine.request import prepare
 from asrd.engine.scheduler import Scheduler, Usage
-from asrd.generate import checked_decoder, resolve_config, warn_of_training
+from asrd.generate import checked_decoder, warn_of_training
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 
@@ -40,6 +41,7 @@ class Result:
     tokens         the new ids, max_new_tokens of them, pads behind the end of the text; of a cancelled request those
                    before the first mask
     text           of the tokens, without special ones; None without a tokenizer
+    length         tokens up to and including the end of the text
     steps          forward passes
     drafted, revoked, anchors  tokens committed, revoked, promoted to anchors; a redraft counts again
     finish_reason  "stop": the text ended; "length": max_new_tokens are used up; "cancelled"; "error"
@@ -49,6 +51,7 @@ class Result:
     index: int
     tokens: list[int]
     text: str | None
+    length: int
     steps: int
     drafted: int
     revoked: int
@@ -167,13 +170,26 @@ class Engine:
         """Requests that wait take free slots, then one forward pass; the results that are there since the last call."""
         with current(self.adapter.table.device):
             for outcome in self._scheduler.step():
-                self._end(outcome.job.owner, outcome, "error" if outcome.error else self._reason(outcome))
+                assert outcome.job is not None
+                self._end(outcome.job.owner, outcome, "error" if outcome.error else _reason(outcome))
         results, self._ended = self._ended, []
         return results
 
-    def run(self) -> Iterator[Result]:
-        """The results in the order in which they come, until nothing is pending; requests may be added meanwhile."""
-        while self.pending:
+    def run(self, prompts: Iterable[Prompt | Mapping[str, Any]] = ()) -> Iterator[Result]:
+        """The results in the order in which they come, until nothing is pending; requests may be added meanwhile.
+
+        prompts: requests to be added as slots become free; each is what `submit` takes, or a mapping of its arguments.
+        """
+        coming = iter(prompts)
+        more = True
+        while more or self.pending:
+            while more and self.free and not self._ended:
+                try:
+                    prompt = next(coming)
+                except StopIteration:
+                    more = False
+                else:
+                    self.submit(**prompt) if isinstance(prompt, Mapping) else self.submit(prompt)
             yield from self.step()
 
     def _settle(self, settings: dict[str, Any]) -> tuple[Kind, AsrdConfig]:
@@ -216,12 +232,8 @@ class Engine:
             raise ValueError("the prompt is empty: give at least one token")
         return ids[None] if ids.dim() == 1 else ids
 
-    def _reason(self, outcome: Outcome) -> FinishReason:
-        rules = outcome.job.request.rules
-        return "stop" if rules.early_stop and not set(rules.eos_ids).isdisjoint(outcome.tokens) else "length"
-
     def _end(self, handle: Handle, outcome: Outcome, reason: FinishReason) -> None:
-        text = None
+        text, ends = None, () if outcome.job is None else outcome.job.request.rules.eos_ids
         if self.tokenizer is not None:
             text = self.tokenizer.decode(outcome.tokens, skip_special_tokens=True).strip()
         counts = dict(zip(("drafted", "revoked", "anchors"), outcome.counts, strict=True))
@@ -229,6 +241,7 @@ class Engine:
             index=handle.index,
             tokens=outcome.tokens,
             text=text,
+            length=next((place for place, token in enumerate(outcome.tokens, 1) if token in ends), len(outcome.tokens)),
             steps=outcome.steps,
             **counts,
             finish_reason=reason,
@@ -250,21 +263,7 @@ def generate_many(
     A prompt is text, a list or tensor of ids, or a mapping of `prompt` and settings of its own. From a generator no
     more is read than the slots can take. options: those of `Engine`, settings included.
     """
-    engine = Engine(model, tokenizer, slots, **options)
-    coming = iter(prompts)
-    more = True
-    while more or engine.pending:
-        while more and engine.free and not engine._ended:
-            try:
-                prompt = next(coming)
-            except StopIteration:
-                more = False
-                break
-            if isinstance(prompt, Mapping):
-                engine.submit(**prompt)
-            else:
-                engine.submit(prompt)
-        yield from engine.step()
+    yield from Engine(model, tokenizer, slots, **options).run(prompts)
 
 
 def encode(tokenizer: Any, prompts: list[str], chat: bool) -> Any:
@@ -284,3 +283,9 @@ def encode(tokenizer: Any, prompts: list[str], chat: bool) -> Any:
 
 def _shown_to(observer: Observer) -> Callable[[DecodeState, tuple[Job | None, ...]], None]:
     return lambda state, jobs: observer(state, tuple(None if job is None else job.owner for job in jobs))
+
+
+def _reason(outcome: Outcome) -> FinishReason:
+    assert outcome.job is not None
+    rules = outcome.job.request.rules
+    return "stop" if rules.early_stop and not set(rules.eos_ids).isdisjoint(outcome.tokens) else "length"

@@ -5,11 +5,12 @@ Imports nothing heavy, so that the command line can name its options and refuse 
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,59 @@ FIELDS: dict[str, Field] = {
 }
 
 ALIASES = {"gen_length": "max_new_tokens", "mask_id": "mask_token_id"}  # LLaDA's names
+
+
+class Settings(TypedDict, total=False):
+    """The keywords of `AsrdConfig` and `fast_generate`, for editors and type checkers."""
+
+    max_new_tokens: int
+    block_length: int
+    threshold: float
+    window: int
+    capacity: int
+    alpha: float
+    beta: float
+    temperature: float
+    seed: int
+    scope: Literal["block", "sequence"]
+    revoked_history: Literal["keep", "reset"]
+    anchor_eos: bool
+    verify: bool
+    magnitude: Literal["entropy", "constant"]
+    probe: Literal["orthogonal", "none", "parallel", "gaussian", "random"]
+    early_stop: bool
+    cfg_scale: float
+    logits_eos_inf: bool
+    confidence_eos_eot_inf: bool
+    kv_cache: Literal["prefix", "dual"] | None
+    kv_refresh: int | None
+    decoder: str
+    impl: Literal["auto", "torch", "triton"]
+    lm_head: Literal["gemm", "fused"]
+    cuda_graph: Literal["auto"] | bool
+    steps: int | None
+    remasking: Literal["low_confidence", "random"]
+    alg: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] | None
+    eps: float
+    factor: float | None
+    threshold_back: float
+    saber_n: int
+    saber_variant: Literal["llada", "dream"]
+    faithful: bool
+    mask_token_id: int | None
+    pad_token_id: int | None
+    eot_token_id: int | None
+    eos_token_id: int | Sequence[int] | None
+    suppress_tokens: Sequence[int] | None
+    return_dict_in_generate: bool
+    gen_length: int
+    mask_id: int
+
+
+def did_you_mean(name: str) -> str:
+    """The end of an error about an unknown setting: the nearest name, or all of them."""
+    near = difflib.get_close_matches(name, [*FIELDS, *ALIASES], n=1)
+    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(FIELDS | ALIASES))}"
 
 
 def resolve_aliases(settings: dict[str, Any]) -> dict[str, Any]:

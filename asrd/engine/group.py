@@ -51,9 +51,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job."""
+    """What became of a job; None: of a request that never became one."""
 
-    job: Job
+    job: Job | None
     tokens: list[int]
     steps: int
     counts: list[int]  # commits, revocations, promotions

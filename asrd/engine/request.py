@@ -42,10 +42,18 @@ class Request:
 
     def take(self, rows: Tensor) -> Request:
         """These rows alone, as copies."""
-        per_row = ("prompt", "attention", "positions", "lengths")
-        taken = {name: None if (value := getattr(self, name)) is None else value[rows] for name in per_row}
+        attention, positions, lengths = (
+            None if values is None else values[rows] for values in (self.attention, self.positions, self.lengths)
+        )
         readout = replace(self.readout, row_ids=self.readout.row_ids[rows], seeds=self.readout.seeds[rows])
-        return replace(self, **taken, readout=readout)
+        return replace(
+            self,
+            prompt=self.prompt[rows],
+            attention=attention,
+            positions=positions,
+            lengths=lengths,
+            readout=readout,
+        )
 
 
 def prepare(

@@ -175,7 +175,7 @@ class ModelAdapter:
 
     @property
     def pads_right(self) -> bool:
-        """Whether a row with padding behind it gives the logits of the row alone."""
+        """Whether a right-padded row gives the logits of the row alone."""
         if self.capabilities.tail_exact is None:
             self.capabilities.tail_exact = self._probe_padding(behind=True)
         return self.capabilities.tail_exact
@@ -205,9 +205,9 @@ class ModelAdapter:
             )
 
     def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
-        """The 2-D mask; for transformers' bidirectional models the 4-D one that they would rebuild in each forward
-        (with a host read each time), for all queries or for that many, as an expanded view: all queries of a row share
-        their storage."""
+        """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
+        (with a host read each time), for all queries or for that many. It is an expanded view: all queries
+        of a row share their storage."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
         attention_kind = getattr(self.config, "_attn_implementation", None)
         if not ours or attention_kind not in ("sdpa", "eager"):
@@ -258,8 +258,7 @@ class ModelAdapter:
 
     @torch.no_grad()
     def _probe_padding(self, behind: bool = False) -> bool:
-        """Whether a left-padded row (or one with padding behind it) gives the logits of the row alone, for any padding
-        token."""
+        """Whether a left-padded (or right-padded) row gives the logits of the row alone, for any padding token."""
         alone = self.table[self.probe_ids(0)]
         length = alone.shape[1]
         attention = torch.ones(1, length + 1, dtype=torch.int64, device=alone.device)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import asrd
-from asrd import generate
+from asrd import arguments
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, Decoder, WinoDecoder
 from asrd.engine.loop import Run, forward, head, select_slots, select_wanted, step
@@ -319,7 +319,7 @@ def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
 
 
 def test_a_setting_that_does_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    generate._logged.clear()
+    arguments._logged.clear()
     settings = {"decoder": "saber", "saber_variant": "dream", "block_length": 4, "saber_n": 3, "alpha": 0.2}
     with caplog.at_level(logging.WARNING, logger="asrd"):
         for _ in range(2):
@@ -329,7 +329,7 @@ def test_a_setting_that_does_nothing_is_said_once(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_setting_that_a_decoder_reads_is_said_to_do_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    generate._logged.clear()
+    arguments._logged.clear()
     settings = VARIANTS[name][0]
     with caplog.at_level(logging.WARNING, logger="asrd"):
         asrd.fast_generate(table_model(name, 1), IDS[1:2], max_new_tokens=4, **settings)

@@ -17,6 +17,7 @@ LAYERS = (  # from the bottom to the top; parts of one layer may not import each
     ("asrd.engine",),
     ("asrd.decoders",),
     ("asrd.trace",),
+    ("asrd.arguments",),
     ("asrd.generate", "asrd.viewer"),
     ("asrd.many",),
     ("asrd",),  # the public names

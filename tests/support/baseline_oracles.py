@@ -282,7 +282,7 @@ def until_no_mask(
 
 
 def wino(prompt: Sequence[int], forward: Forward, settings: BaselineSettings, noise: Noise | None = None) -> Result:
-    """Draft above `threshold`; revoke tokens to which a shadow row, which does not see them, gives < `threshold_back`."""
+    """Draft above `threshold`; revoke what a shadow row, which does not see it, gives less than `threshold_back`."""
     row, cfg = Row(prompt, forward, settings, noise), settings
     for block in row.blocks:
         committed: set[int] = set()

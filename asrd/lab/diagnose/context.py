@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.arguments import resolve_config
 from asrd.decoders import find_decoder
 from asrd.engine.batch import Batch, decode
 from asrd.engine.caches import require_cache
 from asrd.engine.decoder import Selection
 from asrd.engine.loop import Observer, Run, forward, head
 from asrd.engine.request import Request, prepare, special_ids
-from asrd.generate import resolve_config
 from asrd.lab.diagnose.samples import Sample, left_padded
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState, Rules, dispatch
