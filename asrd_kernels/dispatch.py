@@ -18,7 +18,7 @@ from torch import Tensor
 from asrd_kernels.anchor_embed import anchor_embed_torch
 from asrd_kernels.commit import commit_torch
 from asrd_kernels.fused_head import fused_head_torch
-from asrd_kernels.state import DecodeState, Rules, VocabStats
+from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
 Impl = Literal["torch", "triton"]
@@ -49,13 +49,15 @@ def triton_is_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def anchor_embed(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, impl: str = "auto") -> Tensor:
+def anchor_embed(
+    state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, impl: str = "auto"
+) -> Tensor:
     """See `anchor_embed_torch`."""
     if resolve_impl(impl, table.device) == "torch":
-        return anchor_embed_torch(state, table, rules, row_ids)
+        return anchor_embed_torch(state, table, rules, row_ids, seeds)
     from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 
-    return anchor_embed_triton(state, table, rules, row_ids)
+    return anchor_embed_triton(state, table, rules, row_ids, seeds)
 
 
 def vocab_stats(
@@ -82,9 +84,7 @@ def fused_head(
     fused_head_triton(hidden, weight, row, position, readout, out)
 
 
-def commit(
-    state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None, impl: str = "auto"
-) -> None:
+def commit(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, impl: str = "auto") -> None:
     """See `commit_torch`."""
     if resolve_impl(impl, state.tokens.device) == "torch":
         commit_torch(state, stats, rules, slots)

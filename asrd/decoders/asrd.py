@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asrd.engine.decoder import ASRD_FIELDS, SHARED, Decoder
+from asrd.config import AsrdConfig
+from asrd.engine.decoder import ASRD_FIELDS, SHARED, Decoder, Selection
 from asrd.engine.request import Request
-from asrd_kernels import VocabStats, dispatch, wanted_slots
+from asrd_kernels import Slots, VocabStats, dispatch, fill_slots, new_slots, wanted_slots
 
 
 class AsrdDecoder(Decoder):
@@ -20,9 +21,14 @@ class AsrdDecoder(Decoder):
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
-        self.row_ids, self.impl = request.readout.row_ids, request.impl
-        self._slot_indices: tuple[Tensor, Tensor] | None = None
-        self._slots: Tensor | None = None
+        self.readout, self.impl = request.readout, request.impl
+        self._selection: Selection | None = None
+        self._slots: Slots | None = None
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """Budget and end of each row are its own."""
+        return True, True
 
     @property
     def keeps_slots(self) -> bool:
@@ -31,22 +37,28 @@ class AsrdDecoder(Decoder):
 
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
-        return dispatch.anchor_embed(self.state, self.table, self.rules, self.row_ids, self.impl)
+        keys = (self.readout.row_ids, self.readout.seeds)
+        return dispatch.anchor_embed(self.state, self.table, self.rules, *keys, self.impl)
 
     def slots(self) -> Tensor:
         """Those of two blocks, or in scope "sequence" of all."""
-        return wanted_slots(self.state, self.rules) if self._slots is None else self._slots
+        return wanted_slots(self.state, self.rules) if self._slots is None else self._slots.position
 
-    def slot_indices(self) -> tuple[Tensor, Tensor]:
-        """Row and position of the slots."""
-        if self._slot_indices is not None:
-            return self._slot_indices
-        if not self.keeps_slots:
-            return super().slot_indices()
-        self._slots = self.slots()
-        self._slot_indices = super().slot_indices()
-        return self._slot_indices
+    def slot_indices(self) -> Selection:
+        """The slots, and where their logits are if `commit` has said."""
+        if self._selection is None and self.keeps_slots:
+            self._slots = new_slots(self.state, self.rules, self.request.shift)
+            self._selection = super().slot_indices()._replace(source=self._slots.source.flatten())
+        return super().slot_indices() if self._selection is None else self._selection
+
+    def rows_moved(self) -> None:
+        """The slots of the coming step are those of the new state."""
+        if self._slots is not None:
+            fill_slots(self._slots, self.state, self.rules)
 
     def commit(self, stats: VocabStats) -> None:
-        """Verify, draft, revoke, promote."""
+        """Verify, draft, revoke, promote, report."""
         dispatch.commit(self.state, stats, self.rules, self._slots, self.impl)
+
+    def report(self, stats: VocabStats) -> None:
+        """`commit` has written it."""

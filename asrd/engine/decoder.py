@@ -6,7 +6,7 @@ Knows the canvas and its roles. Does not know the model, the logits or the rule 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
 from asrd.models.adapter import AttentionLayout, ModelAdapter
-from asrd_kernels import DecodeState, Rules, VocabStats, finish_step, new_state
+from asrd_kernels import DecodeState, Rules, VocabStats, finish_step, new_state, write_report
 from asrd_kernels.philox import random_bits
 
 ASRD_FIELDS = frozenset({
@@ -26,6 +26,14 @@ BASELINE_FIELDS = frozenset({
     "steps", "remasking", "alg", "eps", "factor", "threshold_back", "saber_n", "saber_variant", "faithful",
 })  # fmt: skip
 SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
+
+
+class Selection(NamedTuple):
+    """N positions whose logits are to be read, each an int64 tensor [N]."""
+
+    row: Tensor  # of the batch
+    position: Tensor  # from 0 to G + extra_rows, where it means nothing
+    source: Tensor | None = None  # row of the body's output [B * L, D] with its logits; None: to be worked out
 
 
 class Decoder(ABC):
@@ -45,13 +53,28 @@ class Decoder(ABC):
     state: DecodeState
 
     def __init__(self, request: Request, table: Tensor) -> None:
+        """Everything of each row as it is before its first step.
+
+        What is kept of a row from step to step must be in tensors that are made here, with one dimension as long as
+        there are rows: the engine finds these, and so moves rows from one decoder into another of the same kind.
+        """
         self.request, self.rules, self.table = request, request.rules, table
         precision = torch.promote_types(table.dtype, torch.float32)
-        self.state = new_state(request.prompt, request.length, request.rules, precision)
+        self.state = new_state(request.prompt, request.length, request.rules, precision, request.lengths)
 
     @classmethod  # noqa: B027 - most have nothing to refuse
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """Raise ValueError if the decoder cannot run with these settings on this model."""
+
+    @classmethod  # noqa: B027
+    def check_length(cls, config: AsrdConfig, length: int) -> None:
+        """Raise ValueError if `length` tokens cannot be decoded with these settings."""
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """May the canvas be longer than a row, in front of its prompt and behind its last token, with nothing of the
+        row decided otherwise? Behind it, `state.inside` is False, tokens are pads, and none of them may count."""
+        return True, False
 
     @classmethod
     def unread(cls, config: AsrdConfig) -> frozenset[str]:
@@ -63,10 +86,12 @@ class Decoder(ABC):
         """Length of the blocks in which the canvas is filled from left to right."""
         return int(config.block_length)
 
-    @property
-    def max_steps(self) -> int:
-        """After how many forward passes every row is done."""
-        return self.state.length
+    def max_steps(self, length: int) -> int:
+        """After how many forward passes a row of so many tokens is done."""
+        return length
+
+    def rows_moved(self) -> None:  # noqa: B027 - most derive everything when asked
+        """Rows of the state have been replaced: bring up to date, in place, what was derived from them."""
 
     # --- before a forward pass ---
 
@@ -90,10 +115,11 @@ class Decoder(ABC):
         columns = torch.arange(wanted.shape[1], device=wanted.device)
         return torch.where(wanted, columns, wanted.shape[1])
 
-    def slot_indices(self) -> tuple[Tensor, Tensor]:
-        """Row and position [B * W] of the slots."""
+    def slot_indices(self) -> Selection:
+        """The slots as B * W positions."""
         slots = self.slots()
-        return torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1]), slots.flatten()
+        row = torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1])
+        return Selection(row, slots.flatten())
 
     def tokens_to_score(self) -> Tensor:
         """[B, G + extra_rows] the token ids whose probability is "token_prob"; by default the committed tokens."""
@@ -102,6 +128,10 @@ class Decoder(ABC):
     @abstractmethod
     def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
         """Apply the statistics [B, G + extra_rows] of the wanted positions, and those asked for by name."""
+
+    def report(self, stats: VocabStats) -> None:
+        """After `commit`: write to `state.report` what the host is to learn of the step."""
+        write_report(self.state, stats)
 
     # --- for use in `commit` ---
 
@@ -139,9 +169,10 @@ class Decoder(ABC):
     def random_bits_per_step(self) -> Tensor:
         """[B, G] int64, 32 random bits for each position and step, independent of the batch."""
         state = self.state
-        row = self.request.readout.row_ids[:, None].expand_as(state.guided)
+        readout = self.request.readout
+        row, seeds = (key[:, None].expand_as(state.guided) for key in (readout.row_ids, readout.seeds))
         step = (state.step + 1)[:, None].expand_as(row)
-        return random_bits(self.rules.seed, row, state.positions.expand_as(row), step, 1)[..., 0]
+        return random_bits(seeds, row, state.positions.expand_as(row), step, 1)[..., 0]
 
 
 def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:

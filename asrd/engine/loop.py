@@ -1,29 +1,27 @@
-"""The loop: embed, forward, read the statistics, commit, until every row is done.
+"""A step: embed, forward, read the statistics, commit. `batch` repeats it until every row has ended.
 
 Knows the order of these parts. What a step changes is up to the decoder, how a model is called up to the adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrd.engine.caches import CachedBody
-from asrd.engine.decoder import Decoder
-from asrd.engine.device.completion import CompletionMonitor
+from asrd.engine.caches import CachedBody, copy_lines
+from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.device.gpu import Gpu, find_gpu
-from asrd.engine.device.graph import capture_step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.models.adapter import AttentionLayout, ModelAdapter
-from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, new_stats
+from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch
 
 Observer = Callable[[DecodeState], None]
-Selector = Callable[[Decoder], tuple[Tensor, Tensor]]
+Selector = Callable[[Decoder], Selection]
 
 
 def no_mark(part: str) -> None:
@@ -32,7 +30,7 @@ def no_mark(part: str) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same over the steps of one decode."""
+    """What stays the same over the steps of a batch."""
 
     adapter: ModelAdapter
     request: Request
@@ -41,6 +39,11 @@ class Run:
     cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
     gpu: Gpu | None = None  # with one, steps are queued ahead of the device and perhaps captured as a graph
     mark: Callable[[str], None] = no_mark  # is told when a part of a step is over
+
+    @property
+    def copies(self) -> int:
+        """Lines of a forward for each row: two with classifier-free guidance."""
+        return 2 if self.request.cfg_scale > 0 else 1
 
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, select: Selector | None = None) -> Run:
@@ -54,36 +57,19 @@ class Run:
         select = select or (select_wanted if device.type == "cpu" else select_slots)
         return cls(adapter, request, inputs, select, cache, find_gpu(device))
 
-
-def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
-    """Fill the decoder's canvas. Observers see the state after each step, inspectors also what happens within it; they
-    must not change it.
-
-    On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
-    or a cache, which reads in each step, it looks at once.
-    """
-    observers = tuple(observers)
-    inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
-    if inspectors:
-        run = replace(run, mark=mark_all(inspectors))
-    buffers = new_stats(decoder.state, decoder.extra_rows)
-    monitor = CompletionMonitor(decoder.state, buffers[1], None if observers or run.cache else run.gpu)
-
-    def one_step() -> None:
-        step(run, decoder, buffers)
-        monitor.report()
-
-    advance = capture_step(one_step, run, decoder, observers)
-    for _ in range(decoder.max_steps):
-        for inspector in inspectors:
-            inspector.begin(decoder, buffers[1])
-        advance()
-        done = monitor.poll()
-        for observer in observers:
-            observer(decoder.state)
-        if done:
-            return
-    monitor.drain()
+    def put(self, source: Run, rows: Tensor, slots: Tensor) -> None:
+        """Take over what forwards are given besides embeddings, and the caches, of rows of a run with the same canvas
+        and settings, in place. The requests themselves are the decoders' affair."""
+        copies, counts = 2 if self.request.cfg_scale > 0 else 1, [len(run.request.prompt) for run in (source, self)]
+        there, here = (
+            torch.cat([index + copy * count for copy in range(copies)])
+            for index, count in zip((rows, slots), counts, strict=True)
+        )
+        for name, value in self.inputs.items():
+            if isinstance(value, Tensor) and isinstance(source.inputs.get(name), Tensor):
+                copy_lines(source.inputs[name], there, value, here)
+        if self.cache is not None and source.cache is not None:
+            self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)
 
 
 def mark_all(inspectors: list[Inspector]) -> Callable[[str], None]:
@@ -102,69 +88,84 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
     run.mark("embed")
     hidden = forward(run, embeds, decoder.state, decoder.attention_layout())  # 2. one forward pass ...
     run.mark("forward")
+    finish(run, hidden, decoder, buffers)
+
+
+def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
+    """What follows the body's forward pass."""
     asked = read(run, hidden, decoder, buffers[0])  # ... then LM head and statistics of the wanted positions
     run.mark("statistics")
     decoder.commit(buffers[1], **asked)  # 3. - 10. verify, draft, revoke, promote
+    decoder.report(buffers[1])
     run.mark("commit")
 
 
 def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:
     """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
     request = run.request
-    row, position = run.select(decoder)
+    chosen = run.select(decoder)
+    row, position, _ = chosen
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
-        chosen, _ = gather(run, hidden, row, position)
+        rows, _ = gather(run, hidden, chosen)
         run.mark("head")
-        dispatch.fused_head(chosen, weight, row, position, request.readout, out, request.impl)
+        dispatch.fused_head(rows, weight, row, position, request.readout, out, request.impl)
         return {}
-    logits = head(run, hidden, row, position)
+    logits = head(run, hidden, chosen)
     run.mark("head")
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
     return asked
 
 
-def select_slots(decoder: Decoder) -> tuple[Tensor, Tensor]:
-    """Row and position [B * W] of the wanted positions and, one past the last, of the unused slots: a fixed shape."""
+def select_slots(decoder: Decoder) -> Selection:
+    """The wanted positions and, one past the last, the unused slots: B * W, a fixed shape."""
     return decoder.slot_indices()
 
 
-def select_wanted(decoder: Decoder) -> tuple[Tensor, Tensor]:
-    """Row and position of the wanted positions and no others: less work where reading their number costs nothing."""
-    row, position = decoder.wanted().nonzero(as_tuple=True)
-    return row, position
+def select_wanted(decoder: Decoder) -> Selection:
+    """The wanted positions and no others: less work where reading their number costs nothing."""
+    return Selection(*decoder.wanted().nonzero(as_tuple=True))
 
 
 def forward(run: Run, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None) -> Tensor:
     """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompts masked."""
-    copies = 2 if run.request.cfg_scale > 0 else 1
-    inputs = run.inputs if layout is None else run.adapter.inputs_for_layout(layout, copies)
-    if copies > 1:
-        blind = embeds.clone()
-        blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
-        embeds = torch.cat([embeds, blind])
+    inputs = run.inputs if layout is None else run.adapter.inputs_for_layout(layout, run.copies)
+    embeds = with_blind(run, embeds)
     return run.adapter.body(embeds, inputs) if run.cache is None else run.cache(embeds, state)
 
 
-def gather(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Rows [N, D] of the body's output for generated positions (and rows behind them); with classifier-free guidance
-    those of the second half, too."""
+def with_blind(run: Run, embeds: Tensor) -> Tensor:
+    """With classifier-free guidance, the canvases and then the same with their prompts masked."""
+    if run.copies == 1:
+        return embeds
+    blind = embeds.clone()
+    blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
+    return torch.cat([embeds, blind])
+
+
+def gather(run: Run, hidden: Tensor, chosen: Selection) -> tuple[Tensor, Tensor | None]:
+    """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
+    half, too."""
+    source = source_rows(run, hidden.shape[1], chosen) if chosen.source is None else chosen.source
+    rows = hidden.reshape(run.copies, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
+    return rows[0], rows[1] if run.copies == 2 else None
+
+
+def source_rows(run: Run, width: int, chosen: Selection) -> Tensor:
+    """[N] which rows of the body's output [B * width, D] have the logits of the chosen positions."""
     request = run.request
-    column = position + request.prompt.shape[1]
+    column = chosen.position + request.prompt.shape[1]
     if run.adapter.shift:
-        column = column - run.adapter.shift * (position < request.length)
-    column = column.clamp(max=hidden.shape[1] - 1)  # unused slots
-    here, column = row.to(hidden.device), column.to(hidden.device)
-    blind = hidden[here + hidden.shape[0] // 2, column] if request.cfg_scale > 0 else None
-    return hidden[here, column], blind
+        column = column - run.adapter.shift * (chosen.position < request.length)
+    return column.clamp_(max=width - 1).add_(chosen.row, alpha=width)  # no unused slot beyond the last
 
 
-def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
-    chosen, blind_rows = gather(run, hidden, row, position)
-    logits = run.adapter.head(chosen)
+def head(run: Run, hidden: Tensor, chosen: Selection) -> Tensor:
+    """Logits [N, V] of the chosen positions, classifier-free guidance applied."""
+    rows, blind_rows = gather(run, hidden, chosen)
+    logits = run.adapter.head(rows)
     if blind_rows is not None:
         blind = run.adapter.head(blind_rows)
         logits = blind + (run.request.cfg_scale + 1) * (logits - blind)
-    return logits.to(row.device)
+    return logits.to(chosen.row.device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_state, wanted_slots
+from asrd_kernels import DecodeState, Readout, Rules, Slots, VocabStats, new_slots, new_state
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
@@ -56,8 +56,8 @@ def stats_case(
     readout = Readout(
         forbidden=torch.tensor([0, vocab - 1][: max(1, min(2, vocab - 1))], device=device),
         row_ids=torch.arange(1, device=device),
+        seeds=torch.full((1,), 3, device=device),
         temperature=temperature,
-        seed=3,
     )
     out = _buffers(1, length, torch.promote_types(dtype, torch.float32), device)
     row = torch.zeros_like(slot)
@@ -91,8 +91,8 @@ def head_case(
     readout = Readout(
         forbidden=torch.tensor([0][: vocab - 1], dtype=torch.int64, device=device),
         row_ids=torch.arange(1, device=device),
+        seeds=torch.full((1,), 3, device=device),
         temperature=temperature,
-        seed=3,
     )
     out, row = _buffers(1, rows, torch.float32, device), torch.zeros_like(slot)
     wanted = rows - unwanted
@@ -123,12 +123,12 @@ def embed_case(
     precision = torch.promote_types(dtype, torch.float32)
     state = a_state(batch, prompt, length, rules, vocab, anchors, precision, device=device)
     table = torch.randn(vocab, dim, generator=torch.Generator().manual_seed(1)).to(device=device, dtype=dtype)
-    row_ids = torch.arange(batch, device=device)
+    keys = (torch.arange(batch, device=device), torch.arange(batch, device=device) + 3)  # row ids and seeds
     needed = int(state.tokens.unique().numel())  # rows of the table; anchors are on the canvas too
     edges = nbytes(state.tokens, state.pending, state.guided, state.entropy, state.ring[:, : rules.capacity])
     compulsory = (needed + state.tokens.numel()) * dim * table.element_size() + edges
     label = f"B={batch}, L={prompt + length}, D={dim}, m={rules.capacity}, {rules.probe}"
-    return Case("anchor_embed", label, lambda op: op(state, table, rules, row_ids), compulsory)
+    return Case("anchor_embed", label, lambda op: op(state, table, rules, *keys), compulsory)
 
 
 def commit_case(
@@ -150,16 +150,48 @@ def commit_case(
     buffers.entropy.copy_(torch.rand(buffers.entropy.shape, generator=draw))
     stats = VocabStats(*(values[:, :length] for values in buffers))
     label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
+    run, reset = _resettable(state, stats, rules, new_slots(state, rules))
+    return Case("commit", label, run, None, reset)
+
+
+def _resettable(
+    state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots
+) -> tuple[Callable[[Callable[..., Any]], Any], Callable[[], None]]:
+    """A `commit`, and what puts its state back."""
     mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
-    slots = wanted_slots(state, rules)
-    mine.append(slots)
+    mine += [slots.position, slots.source]
     before = [tensor.clone() for tensor in mine]
 
     def reset() -> None:
         for tensor, value in zip(mine, before, strict=True):
             tensor.copy_(value)
 
-    return Case("commit", label, lambda op: op(state, stats, rules, slots), None, reset)
+    return lambda op: op(state, stats, rules, slots), reset
+
+
+def a_reopened_block(device: str = "cpu") -> tuple[DecodeState, VocabStats, Rules, Slots]:
+    """Arguments of a `commit` that revokes two tokens of block 8 while block 9 is active and gets two pending tokens:
+    block 8 is active again, of block 9 the pending tokens are wanted and its masks are not. State, statistics, rules,
+    slots. The blocks lie behind position 64, where another warp writes than the first, which fills the slots."""
+    rules = Rules(mask_id=MASK_ID, pad_id=PAD_ID, threshold=0.7, block_length=8, capacity=4)
+    state = new_state(torch.full((1, 2), 3, device=device), 256, rules)
+    state.generated[:, :72] = 10
+    state.guided.copy_((state.positions >= 72) & (state.positions < 80))
+    state.pending[:, [66, 69]] = True
+    state.active.fill_(9)
+    state.step.fill_(20)
+    stats = VocabStats(*(values[:, :256] for values in _buffers(1, 256, torch.float32, device)))
+    stats.top1.fill_(11)
+    stats.entropy.fill_(0.5)
+    stats.confidence[:, [73, 75]] = 0.9
+    return state, stats, rules, new_slots(state, rules)
+
+
+def reopened_case(device: str = "cpu") -> Case:
+    """`commit` of `a_reopened_block`."""
+    state, stats, rules, slots = a_reopened_block(device)
+    run, reset = _resettable(state, stats, rules, slots)
+    return Case("commit", "a block reopened", run, None, reset)
 
 
 def _rules(settings: dict[str, Any], length: int) -> Rules:

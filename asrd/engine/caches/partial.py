@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches.layer import CanvasCache
+from asrd.engine.caches.layer import CanvasCache, copy_lines
 from asrd.models.adapter import ModelAdapter
 
 
@@ -48,29 +48,42 @@ class PartialForward:
                 chosen = torch.tensor(rows, device=due.device)
                 lines, wanted = torch.cat([chosen + copy * batch for copy in range(copies)]), due[chosen]
             if width == self.length:
-                self._whole(embeds, lines)
+                self.whole(embeds, lines)
             else:
-                self._slices(embeds, lines, wanted.repeat(copies, 1), width)
+                self.slices(embeds, lines, wanted.repeat(copies, 1), width)
         return self.hidden
 
-    def _whole(self, embeds: Tensor, lines: Tensor | None) -> None:
+    def put(self, source: PartialForward, rows: Tensor, slots: Tensor, size: int) -> None:
+        """Take over what is known of rows of another one; this one has `size` of them."""
+        for new, old in ((self.positions, source.positions), (self.key_mask, source.key_mask)):
+            if new is not None and old is not None:
+                copy_lines(old, rows, new, slots)
+        self.cache.put(source.cache, rows, slots, size)
+        if len(source.hidden):
+            if not len(self.hidden):
+                self.hidden = source.hidden.new_zeros(size, *source.hidden.shape[1:])
+            copy_lines(source.hidden, rows, self.hidden, slots)
+
+    def whole(self, embeds: Tensor, lines: Tensor | None) -> None:
         """The whole canvas of these lines (None: of all), just as without a cache."""
-        self.cache.aim(lines)
+        self.cache.aim(len(embeds), lines)
         inputs = {
             name: _of(lines, value) if isinstance(value, Tensor) else value for name, value in self.inputs.items()
         }
         fresh = self.adapter.body(_of(lines, embeds), inputs | {"past_key_values": self.cache, "use_cache": True})
+        if not len(self.hidden):
+            self.hidden = fresh.new_zeros(len(embeds), *fresh.shape[1:])
         if lines is None:
-            self.hidden = fresh
+            self.hidden.copy_(fresh)
         else:
             self.hidden[lines.to(fresh.device)] = fresh
 
-    def _slices(self, embeds: Tensor, lines: Tensor | None, due: Tensor, width: int) -> None:
+    def slices(self, embeds: Tensor, lines: Tensor | None, due: Tensor, width: int) -> None:
         """The positions `due` [R, L] of these lines, in `width` slots each; where fewer are due, some remain unused."""
         columns = due.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
         used = torch.arange(width, device=due.device) < due.sum(1, keepdim=True)
         every = torch.arange(len(embeds), device=due.device) if lines is None else lines
-        self.cache.aim(lines, torch.where(used, columns, self.length))
+        self.cache.aim(len(embeds), lines, torch.where(used, columns, self.length))
         inputs: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
         inputs["position_ids"] = columns if self.positions is None else self.positions[every[:, None], columns]
         if self.key_mask is not None:

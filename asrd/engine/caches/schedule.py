@@ -17,23 +17,25 @@ NOWHERE = torch.iinfo(torch.int64).max  # no block has this number
 
 
 class Schedule:
-    """Called once a step, before its forward; remembers of each row what the next step needs to know.
+    """Called once a step, before its forward; remembers of each row what the next step needs to know, in place.
 
     reach     "dual": the active block alone is recomputed; "prefix": that and all that follows
     interval  refresh a row after this many steps at the latest; None: only when its active block changes
     shift     1 where the logits of a position are one row earlier, so that the slice must begin there
     """
 
-    def __init__(self, reach: Reach, block_length: int, interval: int | None = None, shift: int = 0) -> None:
+    def __init__(
+        self, reach: Reach, block_length: int, interval: int | None, shift: int, rows: int, device: torch.device
+    ) -> None:
         self.reach, self.block_length, self.interval, self.shift = reach, block_length, interval, shift
-        self.before = self.probed = self.age = torch.empty(0)
+        self.before = torch.zeros(rows, dtype=torch.int64, device=device)  # active block of the step before
+        self.probed = torch.full_like(self.before, NOWHERE)  # block with K/V of probed embeddings
+        self.age = torch.zeros_like(self.before)  # steps since the refresh
 
     def due(self, state: DecodeState) -> Tensor:
         """[B, L] bool: what the coming forward recomputes; all of a row that is refreshed, nothing of a done one."""
         place = torch.arange(state.tokens.shape[1], device=state.tokens.device) - state.prompt_length
         first = state.step == 0
-        if len(self.before) != len(first):
-            self.before, self.probed, self.age = state.active, torch.full_like(state.active, NOWHERE), state.step
         changed = (state.active != self.before) & ~first
         refresh = first | changed if self.interval is None else first | changed | (self.age >= self.interval)
         begin = state.active[:, None] * self.block_length
@@ -45,7 +47,12 @@ class Schedule:
         due &= ~state.done[:, None]
         # The refresh after a change of block verifies the last drafts of the block before. Their K/V come from probed
         # embeddings and nothing else would replace them, so the next step recomputes that block, too.
-        self.probed = torch.where(changed & state.pending.any(1), self.before, NOWHERE)
-        self.before = state.active.clone()
-        self.age = torch.where(refresh, 1, self.age + 1)
+        self.probed.copy_(torch.where(changed & state.pending.any(1), self.before, NOWHERE))
+        self.before.copy_(state.active)
+        self.age.copy_(torch.where(refresh, 1, self.age + 1))
         return due
+
+    def put(self, source: Schedule, rows: Tensor, slots: Tensor) -> None:
+        """Take over what is remembered of rows of another one."""
+        for name in ("before", "probed", "age"):
+            getattr(self, name)[slots] = getattr(source, name)[rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, 
     """
     if axes is None:
         return draw_frontier({"": summaries}, path, title)
-    return save(path, partial((_rows, _sweep, _grid)[len(axes)], summaries, title, *axes))
+    kinds: tuple[Callable[..., Figure], ...] = (_rows, _sweep, _grid)
+    return save(path, partial(kinds[len(axes)], summaries, title, *axes))
 
 
 def draw_frontier(by_model: Mapping[str, Sequence[Summary]], path: Path, title: str) -> list[Path]:

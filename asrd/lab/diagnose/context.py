@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.arguments import resolve_config
 from asrd.decoders import find_decoder
+from asrd.engine.batch import Batch, decode
 from asrd.engine.caches import require_cache
-from asrd.engine.loop import Observer, Run, decode, forward, head
+from asrd.engine.decoder import Selection
+from asrd.engine.loop import Observer, Run, forward, head
 from asrd.engine.request import Request, prepare, special_ids
-from asrd.generate import resolve_config
 from asrd.lab.diagnose.samples import Sample, left_padded
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState, Rules, dispatch
@@ -50,6 +52,7 @@ class DecodeContext:
         if config.kv_cache is not None:
             require_cache(adapter, config, chosen)
         config.block_length = chosen.block_length(config)
+        chosen.check_length(config, config.max_new_tokens)
         pad = special_ids(adapter, config, tokenizer).pad
         ids, mask = left_padded([sample.prompt for sample in samples], pad)
         return cls(Run.of(adapter, prepare(adapter, config, ids, mask, tokenizer=tokenizer)))
@@ -78,19 +81,19 @@ class DecodeContext:
     def decode(self, observers: Sequence[Observer] = ()) -> DecodeState:
         """Decode the prompts; observers are called with the state after each step."""
         decoder = find_decoder(self.request.config.decoder)(self.request, self.table)
-        decode(self.run, decoder, observers)
+        decode(Batch(self.run, decoder, range(len(self.request.prompt)), None, observers, strict=True), compact=False)
         return decoder.state
 
     def embeds(self, state: DecodeState, **changed: Any) -> Tensor:
         """Embeddings [B, L, D] of a state, under the rules with the given ones changed (alpha=0.0, beta=0.0, ...)."""
-        rules = replace(self.rules, **changed)
-        return dispatch.anchor_embed(state, self.table, rules, self.request.readout.row_ids, self.request.impl)
+        rules, readout = replace(self.rules, **changed), self.request.readout
+        return dispatch.anchor_embed(state, self.table, rules, readout.row_ids, readout.seeds, self.request.impl)
 
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
         """Logits [N, V] of the N positions `wanted` [B, G] bool, in the order of `nonzero`; -inf for forbidden ids."""
-        row, position = wanted.nonzero(as_tuple=True)
-        found = head(self.run, forward(self.run, embeds, state), row, position).float()
+        chosen = Selection(*wanted.nonzero(as_tuple=True))
+        found = head(self.run, forward(self.run, embeds, state), chosen).float()
         return found.index_fill(1, self.request.readout.forbidden, -torch.inf)
 
 

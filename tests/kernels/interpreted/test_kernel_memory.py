@@ -99,9 +99,9 @@ def no_row_ids(hidden: Any, weight: Any, row: Any, position: Any, readout: Any, 
     LAUNCHERS["fused_head"](hidden, weight, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
 
 
-def anchor_past_the_canvas(state: Any, table: Any, rules: Any, row_ids: Any) -> None:
+def anchor_past_the_canvas(state: Any, table: Any, rules: Any, *keys: Any) -> None:
     state.ring[-1, 1] = state.length
-    LAUNCHERS["anchor_embed"](state, table, rules, row_ids)
+    LAUNCHERS["anchor_embed"](state, table, rules, *keys)
 
 
 def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any, slots: Any) -> None:
@@ -109,7 +109,7 @@ def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any, slots: Any
 
 
 def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
-    LAUNCHERS["commit"](state, stats, rules, slots[:1])
+    LAUNCHERS["commit"](state, stats, rules, replace(slots, position=slots.position[:1]))
 
 
 @pytest.mark.parametrize(
