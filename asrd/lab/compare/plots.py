@@ -133,7 +133,7 @@ def _sweep(summaries: Sequence[Summary], title: str, axis: str, theme: Theme) ->
         panel.set_xticks(range(len(values)), [str(value) for value in values])
     for panel in panels[0, 1:]:
         panel.set_ylim(bottom=0)
-    made.legend(loc="outside lower right", ncols=4)
+    panels[0, 1].legend(*panels[0, 0].get_legend_handles_labels(), loc="lower right")
     caption(made, theme, title, INTERVALS)
     return made
 
