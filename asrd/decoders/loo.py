@@ -52,7 +52,7 @@ class LooDecoder(Decoder):
         self.bounds = factor_bounds(factor, request.length, device)
         self.witness = torch.arange(min(int(config.witnesses), request.length), device=device)
         self.columns = torch.arange(self.canvas, device=device)
-        self.places = self.columns.expand(self.batch, -1) if request.positions is None else request.positions
+        self.places = self.columns.repeat(self.batch, 1) if request.positions is None else request.positions
         self.real = torch.ones_like(self.places, dtype=torch.bool)
         if request.attention is not None:
             self.real = request.attention.bool()
