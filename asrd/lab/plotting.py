@@ -65,7 +65,8 @@ class Theme:
 
     def as_text(self, colour: str) -> str:
         """A colour for text: closer to the ink, to be readable."""
-        return to_hex([0.6 * c + 0.4 * i for c, i in zip(to_rgb(colour), to_rgb(self.ink), strict=True)])
+        red, green, blue = (0.6 * c + 0.4 * i for c, i in zip(to_rgb(colour), to_rgb(self.ink), strict=True))
+        return to_hex((red, green, blue))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def save(path: Path, draw: Callable[[Theme], Figure]) -> list[Path]:
     """Write the plot as `path` for light and NAME-dark for dark backgrounds; returns the files."""
     files = [path, path.with_stem(f"{path.stem}-dark")]
     for theme, file in zip(THEMES, files, strict=True):
-        with mpl.rc_context(theme.settings):
+        with mpl.rc_context(theme.settings):  # type: ignore[arg-type]
             draw(theme).savefig(file, dpi=DPI)
     return files
 

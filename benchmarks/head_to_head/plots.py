@@ -99,7 +99,7 @@ def _parts(panels_of: dict[str, list[Row]], theme: Theme) -> Figure:
         panel.set(title=f"{model}: batch {mine[0]['batch']}, {mine[0]['length']} generated tokens")
         panel.grid(visible=False, axis="y")
     panels[-1, 0].set_xlabel("milliseconds per step")
-    made.legend(loc="outside lower center", ncols=len(PARTS))
+    panels[0, 0].legend(loc="lower right", handlelength=1.2)
     caption(made, theme, "Time of a step by part")
     return made
 

@@ -3,6 +3,7 @@ overlap, both backgrounds are written, and no table is cut off."""
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import torch
 from matplotlib.image import imread
 from rich.console import Console
 
-from asrd.cli import main
+from asrd.cli import main, parser
 from asrd.decoders import DECODERS
 from asrd.engine.observers.inspector import PARTS
 from asrd.lab.compare.plots import draw, draw_frontier, varied
@@ -24,6 +25,7 @@ from asrd.lab.plotting import MARKERS, THEMES, Label, figure, log_axis, place_la
 from asrd.lab.tables import print_table, split
 from asrd.viewer import palette
 
+ROOT = Path(__file__).parents[2]
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen without one kind of cone.
 VISION = {
     "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
@@ -207,3 +209,31 @@ def test_every_part_of_a_table_begins_with_the_columns_that_name_its_rows() -> N
     assert split([10, 5, 20, 20, 20], 200, 2) == [[0, 1, 2, 3, 4]]
     assert split([10, 5, 20, 20, 20], 70, 2) == [[0, 1, 2, 3], [0, 1, 4]]
     assert split([10, 5, 20, 20, 20], 1, 2) == [[0, 1, 2], [0, 1, 3], [0, 1, 4]]
+
+
+# --- the pictures of the documentation -------------------------------------------------------------------------------
+
+
+def pictures() -> Any:
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_picture_of_the_docs_has_a_command_and_a_dark_twin() -> None:
+    known = set(pictures().PICTURES)
+    found = {file.stem for file in (ROOT / "docs").glob("*.png")}
+    assert found == known | {f"{name}-dark" for name in known}
+
+
+@pytest.mark.parametrize("name", pictures().PICTURES)
+def test_a_pictures_command_exists(name: str) -> None:
+    words = pictures().command_of(name)
+    if words[0] == "asrd":
+        parser().parse_args(words[1:])
+    else:
+        assert words[:2] == ["python", "-m"]
+        assert importlib.util.find_spec(words[2]) is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
@@ -17,6 +17,23 @@ CHANGE_COST = ("kv_cache", "kv_refresh", "block_length")  # settings that change
 INTERVALS = "Bars are 95 % intervals."
 
 
+class Point(Protocol):
+    """A setting of a decoder on the plot of accuracy against forward passes."""
+
+    @property
+    def decoder(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def forwards(self) -> float: ...
+    @property
+    def accuracy(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
 def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, ...] | None = None) -> list[Path]:
     """Plot a table as its `axes` say; returns the files, for light and for dark backgrounds.
 
@@ -25,10 +42,11 @@ def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, 
     """
     if axes is None:
         return draw_frontier({"": summaries}, path, title)
-    return save(path, partial((_rows, _sweep, _grid)[len(axes)], summaries, title, *axes))
+    kinds: tuple[Callable[..., Figure], ...] = (_rows, _sweep, _grid)
+    return save(path, partial(kinds[len(axes)], summaries, title, *axes))
 
 
-def draw_frontier(by_model: Mapping[str, Sequence[Summary]], path: Path, title: str) -> list[Path]:
+def draw_frontier(by_model: Mapping[str, Sequence[Point]], path: Path, title: str) -> list[Path]:
     """Accuracy against forward passes, one panel per model, one labelled curve per decoder; returns the files.
 
     The number at a point is the setting that its curve varies.
@@ -36,14 +54,14 @@ def draw_frontier(by_model: Mapping[str, Sequence[Summary]], path: Path, title: 
     return save(path, partial(_frontier, by_model, title))
 
 
-def varied(points: Sequence[Summary]) -> str | None:
+def varied(points: Sequence[Point]) -> str | None:
     """The setting in which the points of a curve differ; None if there is none, or more than one."""
     names = {name for point in points for name in point.settings}
     differing = [name for name in sorted(names) if len({repr(point.settings.get(name)) for point in points}) > 1]
     return differing[0] if len(differing) == 1 else None
 
 
-def _frontier(by_model: Mapping[str, Sequence[Summary]], title: str, theme: Theme) -> Figure:
+def _frontier(by_model: Mapping[str, Sequence[Point]], title: str, theme: Theme) -> Figure:
     made, panels = figure(4.9 if len(by_model) == 1 else 4.4, 1, len(by_model), sharey=True)
     numbers: dict[str, list[str]] = {}
     todo = []
@@ -83,7 +101,7 @@ def _value(value: Any) -> str:
 
 
 def _errorbar(
-    panel: Any, theme: Theme, decoder: str, spots: Sequence[tuple[float, float]], points: Sequence[Summary], **more: Any
+    panel: Any, theme: Theme, decoder: str, spots: Sequence[tuple[float, float]], points: Sequence[Point], **more: Any
 ) -> None:
     """The curve through the spots (x, accuracy in per cent), with the intervals of the points."""
     error = [[100 * (s.accuracy - s.low) for s in points], [100 * (s.high - s.accuracy) for s in points]]
@@ -115,7 +133,7 @@ def _sweep(summaries: Sequence[Summary], title: str, axis: str, theme: Theme) ->
         panel.set_xticks(range(len(values)), [str(value) for value in values])
     for panel in panels[0, 1:]:
         panel.set_ylim(bottom=0)
-    made.legend(loc="outside lower right", ncols=4)
+    panels[0, 1].legend(*panels[0, 0].get_legend_handles_labels(), loc="lower right")
     caption(made, theme, title, INTERVALS)
     return made
 

@@ -125,6 +125,9 @@ def _stability(
 ) -> Figure:
     made, panels = figure(4.0, 1, 3)
     decay, ratios, anchors = panels[0]
+    known = [e for found in lasting.values() for e in found.lasting if e.value > 0]
+    lowest, highest = min((e.value for e in known), default=0.1), max((e.high for e in known), default=1)
+    log_axis(decay.yaxis, [100 * lowest / 4, 100 * highest])
     for index, (name, found) in enumerate(lasting.items()):
         style = series_style(theme, index) | {"label": name}
         aside = 0.07 * (index - (len(lasting) - 1) / 2)
@@ -139,9 +142,7 @@ def _stability(
         x = [(f.window or 0) + aside for f in some]
         _intervals(anchors, x, [f.contamination for f in some], style, 100, line=True)
         anchors.set_xticks([f.window or 0 for f in some])
-    known = [100 * e.value for found in lasting.values() for e in found.lasting if e.value > 0]
-    log_axis(decay.yaxis, [min(known, default=1) / 4, max(known, default=50)])
-    decay.set(title="wrong and unchanged for k steps", xlabel="steps k", ylabel="P(k), %")
+    decay.set(title="wrong and unchanged k steps", xlabel="steps k", ylabel="P(k), %")
     ratios.set(title="ratio of successive P", xlabel="steps k", ylabel="P(k+1) / P(k)", ylim=(-0.03, 1.05))
     anchors.set(title="wrong anchors", xlabel="window k", ylabel="%")
     _from_zero(anchors, "y")
@@ -174,7 +175,7 @@ def _runtime(found: Sequence[Breakdown], published: Sequence[PublishedTimes], ti
     panel.invert_yaxis()
     panel.set(xlabel="share of a step's time, %", xlim=(0, 120), xticks=range(0, 101, 20))
     panel.grid(visible=False)
-    made.legend(loc="outside lower right", ncols=len(COLUMNS))
+    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLUMNS), columnspacing=1.2, handlelength=1.2)
     caption(made, theme, f"Time of a step by part\n{title}", "Hatched: published by the paper.")
     return made
 
@@ -189,7 +190,8 @@ def _intervals(
         return []
     spots = [(at, scale * e.value) for at, e in known]
     error = [[scale * max(e.value - e.low, 0) for _, e in known], [scale * max(e.high - e.value, 0) for _, e in known]]
-    shown = style | {"linestyle": "-" if line else "none", "elinewidth": 1.1, "capsize": 2.5, "clip_on": False}
+    clip = panel.get_yscale() == "log"  # elsewhere a marker at the edge is shown in full
+    shown = style | {"linestyle": "-" if line else "none", "elinewidth": 1.1, "capsize": 2.5, "clip_on": clip}
     panel.errorbar(*zip(*spots, strict=True), error, **shown)
     return spots
 

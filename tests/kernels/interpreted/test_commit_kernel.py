@@ -70,6 +70,7 @@ def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Ru
     drafted, revoked, anchors = (after.counts - before.counts).unbind()
     confident = before.guided & (stats.confidence > rules.threshold) & (before.block_of == before.active[:, None])
     ends = torch.isin(after.generated, torch.tensor(rules.eos_ids, dtype=torch.int64))
+    shorter = after.lengths < after.length
     happened = {
         "revocation": revoked > 0,
         "revocation beyond the budget": revoked < failed,
@@ -81,8 +82,8 @@ def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Ru
         "earlier block reopened": after.active < before.active,
         "pending EOS": (after.pending & ends).any(1),
         "unreadable": (after.report & 2) > 0,
-        "revocation in a shorter row": (revoked > 0) & (after.lengths < after.length),
-        "end of a shorter row's budget": (after.step == after.lengths) & (after.lengths < after.length) & (drafted > 1),
+        "revocation in a shorter row": (revoked > 0) & shorter,
+        "end of a shorter row's budget": (after.step == after.lengths) & shorter & confident.any(1) & ~before.done,
     }
     return Counter(name for name, rows in happened.items() if rows.any())
 
@@ -93,12 +94,8 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
     vocab, batch = rng.choice([4, 6, 12]), rng.choice([1, 2, 3])
     rules = draw_rules(rng, length, vocab)
     prompt = torch.full((batch, rng.choice([1, 3])), rules.pad_id)
-    shorter = random.Random(f"lengths {seed}")
-    lengths = (
-        torch.tensor([shorter.choice([0, length, *range(length // 3, length)]) for _ in range(batch)])
-        if seed % 3
-        else None
-    )
+    own = random.Random(f"lengths {seed}").choices([0, length, *range(length // 3, length)], k=batch)
+    lengths = torch.tensor(own) if seed % 3 else None
     state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths)
     _, stats = new_stats(state)
     unread, shift = torch.zeros_like(stats.bad), seed % 2
