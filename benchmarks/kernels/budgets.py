@@ -21,7 +21,8 @@ import triton
 from tqdm import tqdm
 
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
-from benchmarks.kernels.cases import DTYPES, Case, commit_case, embed_case, head_case, stats_case
+from asrd_kernels.leave_one_out_triton import attention_launch
+from benchmarks.kernels.cases import DTYPES, Case, attention_case, commit_case, embed_case, head_case, stats_case
 from benchmarks.kernels.code import TARGETS, Caught, Figures, compile_for, recorded
 
 ALL_DTYPES = DTYPES | {"fp64": torch.float64}
@@ -51,6 +52,7 @@ def variants() -> Iterator[Variant]:
     yield from _embed_variants()
     yield from _commit_variants()
     yield from _head_variants()
+    yield from _attention_variants()
 
 
 def _stats_variants() -> Iterator[Variant]:
@@ -105,6 +107,19 @@ def _head_variants() -> Iterator[Variant]:
         usual = (dtype, *size) == ("bf16", 64, 126464, 4096, 0.0)
         lines = row_tile(rows, DTYPES[dtype].itemsize) + COLUMN_TILE  # 128 bytes of a hidden state or weight
         yield Variant(label, usual, make, wide_loads=("head_kernel", lines * 128) if dim % 16 == 0 else None)
+
+
+def _attention_variants() -> Iterator[Variant]:
+    sizes = [(rows, dim, 1) for rows in (8, 32, 64) for dim in (64, 128)]
+    sizes += [(8, 16, 1), (32, 80, 2), (32, 100, 1), (32, 128, 2), (8, 256, 1), (32, 256, 2), (32, 512, 1)]
+    for dtype, size in itertools.product(DTYPES, sizes):
+        rows, dim, excluded = size
+        make = lambda d=dtype, w=rows, k=dim, e=excluded: attention_case(w, 512, k, DTYPES[d], excluded=e)  # noqa: E731
+        label = f"{dtype} W={rows} D={dim} E={excluded}"
+        usual = (dtype, *size) in (("bf16", 8, 128, 1), ("fp32", 32, 128, 2))
+        how = attention_launch(rows, 512, dim, DTYPES[dtype].itemsize)
+        tile = 2 * how.keys * dim * DTYPES[dtype].itemsize
+        yield Variant(label, usual, make, wide_loads=("span_kernel", tile) if dim % 16 == 0 and dim >= 64 else None)
 
 
 def launches(variant: Variant, target: str = "sm_80") -> list[Caught]:

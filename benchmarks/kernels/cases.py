@@ -101,6 +101,41 @@ def head_case(
     return Case("fused_head", label, lambda op: op(hidden, weight, row, position, readout, out), compulsory)
 
 
+def attention_case(
+    rows: int,
+    canvas: int,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    batch: int = 1,
+    heads: int = 2,
+    key_heads: int = 2,
+    excluded: int = 1,
+    padding: int = 0,
+    device: str = "cpu",
+) -> Case:
+    """`leave_one_out_attention` of `rows` rows behind a canvas, the first `padding` positions of which are padding.
+
+    The tensors lie in memory as a model hands them over: [batch, positions, heads, dim], heads and positions swapped.
+    """
+    draw = torch.Generator().manual_seed(0)
+    keys = canvas + rows
+
+    def states(heads: int) -> Tensor:
+        return torch.randn(batch, keys, heads, dim, generator=draw).to(device=device, dtype=dtype).transpose(1, 2)
+
+    query, key, value = states(heads)[:, :, canvas:], states(key_heads), states(key_heads)
+    hidden = torch.randint(0, canvas, (batch, rows, excluded), generator=draw).to(device)
+    visible = torch.arange(keys, device=device).repeat(batch, 1)
+    visible = (visible >= padding) & (visible < canvas)
+    read = 2 * (keys - padding) * key_heads * dim * key.element_size() * batch
+    compulsory = read + 2 * nbytes(query) + nbytes(hidden, visible)
+    label = f"B={batch}, W={rows}, L={canvas}, H={heads}/{key_heads}, D={dim}"
+    return Case(
+        "leave_one_out_attention", label, lambda op: op(query, key, value, hidden, visible, dim**-0.5), compulsory
+    )
+
+
 def _buffers(batch: int, length: int, precision: torch.dtype, device: str) -> VocabStats:
     kinds = (torch.int64, precision, precision, torch.bool)
     return VocabStats(*(torch.zeros(batch, length + 1, dtype=kind, device=device) for kind in kinds))
