@@ -82,6 +82,9 @@ FIELDS: dict[str, Field] = {
     "eps": Field(1e-3, _real(1e-9, 0.5), "a number from 1e-9 to 0.5"),
     "factor": Field(None, _maybe(_real(0, 1e4)), "a number from 0 to 10000, or None"),
     "threshold_back": Field(0.9, _real(0, 1), "a number from 0 to 1"),
+    "ratio": Field(1.0, _real(0, 1), "a number from 0 to 1"),
+    "max_edits": Field(3, _integer(0), "an integer of at least 0"),
+    "witnesses": Field(8, _integer(1), "an integer of at least 1"),
     "saber_n": Field(2, _integer(1), "an integer of at least 1"),
     "saber_variant": _choice("llada", "llada", "dream"),
     "faithful": _switch(False),
@@ -154,6 +157,9 @@ class AsrdConfig(GenerationConfig):
     eps: float
     factor: float | None
     threshold_back: float
+    ratio: float
+    max_edits: int
+    witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
     faithful: bool

@@ -94,10 +94,12 @@ def fast_generate(
             record = watching.enter_context(recording(request, decoder, model, tokenizer, trace, return_trace))
             watchers.append(record.recorder)
         watching.enter_context(current(request.prompt.device))
-        decode(Run.of(adapter, request), decoder, watchers)
+        run = Run.of(adapter, request)
+        decode(run, decoder, watchers)
     if not (config.return_dict_in_generate or return_trace):
         return decoder.state.tokens
     out = pack_output(decoder.state, request)
+    out.computed = run.computed(decoder)
     out.trace = record.trace if record else None
     return out
 
@@ -166,6 +168,7 @@ def pack_output(state: DecodeState, request: Request) -> AsrdOutput:
         drafted=state.drafted,
         revoked=state.revoked,
         anchors=state.anchors,
+        edited=state.edited,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
     )
 

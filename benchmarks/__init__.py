@@ -1,1 +1,1 @@
-"""What prints figures. Each folder is run with `python -m benchmarks.FOLDER` from the root of the repository."""
+"""Benchmarks. Each folder is run with `python -m benchmarks.FOLDER` from the root of the repository."""

@@ -1,4 +1,4 @@
-"""The command `asrd`. Errors are one line and exit code 2.
+"""The command `asrd`. An error is one line on standard error and exit code 2.
 
 demo, generate, trace, compare, diagnose  one module per subcommand, each with `add(subparsers)`
 settings                                  options that several commands share
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments.run(arguments)
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: nothing to flush
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the pipe is closed: nothing to flush
             return 0
         print(f"asrd: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -17,7 +17,7 @@ from asrd.cli.settings import add_model, limit_threads, load_model, parse_settin
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
 from asrd.lab.compare import RunSpec, check_runs, measure, summarise
-from asrd.lab.compare.picture import draw
+from asrd.lab.compare.plots import draw
 from asrd.lab.compare.presets import PRESETS, Part, Table
 from asrd.lab.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save, save_overview
 from asrd.lab.tiny.task import LEVELS, held_out
@@ -30,17 +30,18 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "compare",
         help="decoders side by side: accuracy, forward passes, speed, revocations",
-        description="Decode N held-out problems with each decoder and setting. What is done is kept in the output"
-        " folder, so the same command resumes where it was stopped.",
+        description="Decode N held-out problems with each decoder and setting. Results are kept in the output folder:"
+        " the same command resumes where it was stopped.",
         epilog=f"example: asrd compare --n 200 --decoders standard,threshold,asrd --sweep {THRESHOLDS}",
     )
     command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
+    command.add_argument("--first", type=int, default=0, help="number of the first problem (default: 0)")
     command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
     command.add_argument("--decoders", help=f"of {','.join(DECODERS)} (default: standard,threshold,asrd)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
-    command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="a run for each value")
+    command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="one run per value")
     command.add_argument(
-        "--preset", choices=PRESETS, help="the paper's tables or what caches cost, in place of --decoders and --sweep"
+        "--preset", choices=PRESETS, help="a group of tables by name, in place of --decoders and --sweep"
     )
     command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
     command.add_argument("--batch-size", type=int, default=32)
@@ -55,12 +56,14 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
     tables = plan(arguments)
-    chosen = held_out(arguments.n, arguments.level)
+    if arguments.first < 0:
+        raise ValueError(f"--first {arguments.first}: expected at least 0")
+    chosen = held_out(arguments.n, arguments.level, arguments.first)
     limit_threads()
     model, _ = load_model(arguments)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
-    about |= {"n": arguments.n, "batch_size": arguments.batch_size}
+    about |= {"n": arguments.n, "first": arguments.first, "batch_size": arguments.batch_size}
     check_runs(model, [run for _, runs in tables for run in runs])
     made: list[tuple[str, str, list[Summary]]] = []
     for table, runs in tables:
@@ -68,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             records = measure(model, runs, chosen, arguments.out / "records", context, arguments.batch_size)
         except KeyboardInterrupt:
-            print(f"\nstopped; the same command goes on from {arguments.out / 'records'}", file=sys.stderr)
+            print(f"\nstopped; the same command resumes from {arguments.out / 'records'}", file=sys.stderr)
             raise
         summaries = summarise(runs, records)
         where = f"{arguments.model}, {arguments.level}, {arguments.n} problems"
@@ -80,7 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.preset:
             save_overview(arguments.out, about["command"], made)
     if arguments.preset:
-        print(f"all tables and pictures on one page: {arguments.out / 'results.md'}")
+        print(f"all tables and plots on one page: {arguments.out / 'results.md'}")
 
 
 def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
@@ -88,11 +91,11 @@ def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
     common = dict(parse_setting(item) for item in arguments.set)
     for name in ("decoder", "seed", "return_dict_in_generate"):
         if name in common:
-            raise ValueError(f"--set {name}: a comparison settles this itself (--decoders, --seeds)")
+            raise ValueError(f"--set {name}: set by the comparison itself (--decoders, --seeds)")
     if arguments.preset:
         for name in ("decoders", "sweep"):
             if getattr(arguments, name):
-                raise ValueError(f"--preset and --{name}: a preset says itself what runs; give one of them")
+                raise ValueError(f"--preset and --{name}: a preset already defines the runs; give one of the two")
         return [(table, table.runs(common)) for table in PRESETS[arguments.preset]]
     sweeps = dict(parse_sweep(item) for item in arguments.sweep)
     decoders = tuple((arguments.decoders or "standard,threshold,asrd").split(","))
@@ -102,7 +105,7 @@ def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
 
 
 def fingerprint(model: Any) -> str:
-    """Tells weights apart, so that another model of the same name does not take over its records."""
+    """Identifies the weights, so that records of another model of the same name are not used."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -120,7 +123,7 @@ def parse_sweep(item: str) -> tuple[str, list[Any]]:
 
 
 def show(summaries: list[Summary], title: str) -> None:
-    """The tables on the screen."""
+    """Print the tables."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     table = rich.table.Table("decoder", *(heading for heading, _, _ in COLUMNS), title=title or None)
     for summary in summaries:

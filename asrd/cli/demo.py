@@ -1,4 +1,4 @@
-"""`asrd demo`: watch the packaged model solve problems, ASRD beside the standard decoder, then a small table."""
+"""`asrd demo`: watch the packaged model solve problems with ASRD and the standard decoder, then a small table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="watch the packaged model decode, then compare decoders",
-        description="Decode a few word problems live, ASRD beside the standard decoder, then compare three decoders.",
+        description="Decode a few word problems live with ASRD and the standard decoder, then compare three decoders.",
     )
     command.add_argument("--watch", type=int, default=3, help="problems to show live (default: 3)")
     command.add_argument("--n", type=int, default=8, help="problems in the table (default: 8)")
@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
     count = max(arguments.watch, arguments.n)
     chosen = list(itertools.islice(problems("test", arguments.level, 100_000 * arguments.seed), count))
     for problem in chosen[: arguments.watch]:
-        films = {run.decoder: film(model, tokenizer, problem, run) for run in (RUNS[2], RUNS[0])}
-        (play if console.is_terminal else narrate)(console, problem, films)
+        recordings = {run.decoder: record(model, tokenizer, problem, run) for run in (RUNS[2], RUNS[0])}
+        (play if console.is_terminal else print_revocations)(console, problem, recordings)
     records = []
     for spec in RUNS:
         with console.status(f"{arguments.n} problems with {spec.label} ..."):
@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
     show(console, summarise(RUNS, records))
 
 
-def film(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[Frame]:
-    """The frames of one decode."""
+def record(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[Frame]:
+    """Decode a problem; one frame per forward pass."""
     batch = collate([problem])
     frames = Frames(tokenizer, hidden=(EOS_ID, PAD_ID))
     fast_generate(
@@ -83,14 +83,15 @@ def film(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[Fr
     return frames.frames
 
 
-def play(console: Console, problem: Problem, films: dict[str, list[Frame]]) -> None:
-    """Both decoders on one clock, one frame a forward pass; when the faster is done the other is wound on."""
+def play(console: Console, problem: Problem, recordings: dict[str, list[Frame]]) -> None:
+    """Both decoders on one clock, one frame per forward pass; when the faster is done, four passes per frame."""
     console.print(Panel(problem.question, title="problem", border_style="blue"))
-    shortest, longest = (extreme(len(frames) for frames in films.values()) for extreme in (min, max))
+    shortest, longest = (extreme(len(frames) for frames in recordings.values()) for extreme in (min, max))
     ticks = [*range(shortest), *range(shortest, longest, 4), longest - 1]
     with Live(console=console, auto_refresh=False) as live:
         for tick in ticks:
-            panels = [panel(name, frames, tick, problem, console.width // 2 - 1) for name, frames in films.items()]
+            width = console.width // 2 - 1
+            panels = [panel(name, frames, tick, problem, width) for name, frames in recordings.items()]
             live.update(Group(Columns(panels), legend()), refresh=True)
             time.sleep(FRAME_SECONDS)
     console.print()
@@ -100,7 +101,7 @@ def panel(name: str, frames: list[Frame], tick: int, problem: Problem, width: in
     """One decoder's canvas at a tick of the clock."""
     frame = frames[min(tick, len(frames) - 1)]
     title = f"{name}: {frame.step} forward passes"
-    footer, style = f"anchors {frame.anchors}, taken back {frame.revoked}", "white"
+    footer, style = f"anchors {frame.anchors}, revoked {frame.revoked}", "white"
     if tick >= len(frames) - 1:
         right = grade(problem, " ".join(frame.words))
         footer, style = (
@@ -110,25 +111,25 @@ def panel(name: str, frames: list[Frame], tick: int, problem: Problem, width: in
     return Panel(coloured(frame), title=title, subtitle=footer, border_style=style, width=width)
 
 
-def narrate(console: Console, problem: Problem, films: dict[str, list[Frame]]) -> None:
-    """The same without a terminal: the steps that took something back, and the end."""
+def print_revocations(console: Console, problem: Problem, recordings: dict[str, list[Frame]]) -> None:
+    """The same without a terminal: the steps with revocations, and the result."""
     print(f"problem: {problem.question}")
-    print("         ((drafted, to be checked), [anchor], ~taken back~)")
-    for name, frames in films.items():
+    print("         marks: (pending), [anchor], ~revoked~")
+    for name, frames in recordings.items():
         for before, frame in itertools.pairwise(frames):
             if frame.revoked > before.revoked:
                 print(f"{name}, forward pass {frame.step}: {plain(frame)}")
         last = frames[-1]
-        verdict = "right" if grade(problem, " ".join(last.words)) else f"wrong, it is {problem.answer}"
-        print(f"{name}, {last.step} forward passes, answer {verdict}: {plain(last)}")
+        graded = "right" if grade(problem, " ".join(last.words)) else f"wrong, it is {problem.answer}"
+        print(f"{name}, {last.step} forward passes, answer {graded}: {plain(last)}")
     print(flush=True)
 
 
 def show(console: Console, summaries: list[Summary]) -> None:
-    """The table."""
+    """Print the table."""
     if not console.is_terminal:
         console = Console(file=sys.stdout, width=100)
-    table = Table("decoder", "answers right", "forward passes", "seconds", "speed", title=Text("side by side"))
+    table = Table("decoder", "accuracy", "forward passes", "seconds", "speed", title=Text("side by side"))
     standard = summaries[0]
     for s in summaries:
         fewer = (

@@ -1,4 +1,4 @@
-"""`asrd diagnose`: attention, errors, runtime, visible, stability; each a table on the screen, files with --out."""
+"""`asrd diagnose`: attention, errors, runtime, visible, stability; each prints a table and writes files with --out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asrd.lab.diagnose.attention import attention_redistribution
 from asrd.lab.diagnose.displacement import Displacement, DisplacementWatcher
 from asrd.lab.diagnose.persistence import LONGEST, wrong_persistence
 from asrd.lab.diagnose.report import Report
-from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples, speaks_packaged
+from asrd.lab.diagnose.samples import Sample, is_packaged_tokenizer, packaged_samples, read_samples
 from asrd.lab.diagnose.visible import visible_behaviour
 from asrd.lab.tiny.task import LEVELS
 from asrd.models import packaged
@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
     """Register the command and its subcommands."""
     top = commands.add_parser(
         "diagnose",
-        help="look inside: attention, errors, runtime, visible positions, stability",
-        description="The paper's diagnostics. Each prints a table and what it says in words.",
+        help="diagnostics: attention, errors, runtime, visible positions, stability",
+        description="The paper's diagnostics. Each prints a table and a summary.",
     )
     what = top.add_subparsers(dest="what", metavar="WHAT", required=True)
     _add_attention(what)
@@ -46,11 +46,11 @@ def add(commands: Any) -> None:
 def _new(what: Any, name: str, run: Callable[..., Any], n: int, batch: int | None, short: str, long: str) -> Any:
     command = what.add_parser(name, help=short, description=long)
     command.add_argument("--n", type=int, default=n, help=f"prompts or problems (default: {n})")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="of the packaged problems (default: hard)")
+    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
     if batch is not None:
         command.add_argument("--batch-size", type=int, default=batch, help=f"(default: {batch})")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of AsrdConfig")
-    command.add_argument("--out", type=Path, help="folder for JSON, CSV, Markdown and a picture")
+    command.add_argument("--out", type=Path, help="folder for JSON, CSV, Markdown and plots")
     command.set_defaults(run=run)
     return command
 
@@ -60,9 +60,9 @@ def _add_attention(what: Any) -> None:
         what, "attention", run_attention, 16, 8,
         "mean attention between masks, pending tokens and anchors, by layer, with guidance and probe on and off",
         "States of real decodes are given to the model with and without guidance and probe. The model runs in eager"
-        " attention, whatever --attn says.",
+        " attention; --attn is ignored.",
     )  # fmt: skip
-    command.add_argument("--every", type=int, default=1, help="look at every so many-th step (default: 1)")
+    command.add_argument("--every", type=int, default=1, help="compare every N-th step (default: 1)")
     _add_prompts(command)
     add_model(command)
 
@@ -72,13 +72,13 @@ def _add_errors(what: Any) -> None:
         what, "errors", run_errors, 32, 32,
         "error rate, long-span ratio R, contamination of anchors by window",
         "On the packaged task the errors are exact. For a benchmark of your own: --prompts FILE --tasks TASKS.json"
-        " writes what an annotator needs; --annotations FILLED.json reads what the annotator made of it.",
+        " writes the texts for an annotator; --annotations FILLED.json reads them annotated.",
     )  # fmt: skip
     command.add_argument("--decoders", default=",".join(errors.DECODERS), help="(default: %(default)s)")
     command.add_argument("--windows", default="1,2,3,4", help="k of the decoders with anchors (default: %(default)s)")
-    command.add_argument("--annotations", type=Path, help="an annotator's file; nothing is decoded")
-    command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file; no errors are counted")
-    command.add_argument("--kind", choices=INSTRUCTIONS, default="math", help="of the annotator's prompt")
+    command.add_argument("--annotations", type=Path, help="read an annotated file instead of decoding")
+    command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file")
+    command.add_argument("--kind", choices=INSTRUCTIONS, default="math", help="kind of annotator's prompt")
     _add_prompts(command)
     add_model(command)
 
@@ -86,9 +86,9 @@ def _add_errors(what: Any) -> None:
 def _add_runtime(what: Any) -> None:
     command = _new(
         what, "runtime", run_runtime, 6, None,
-        "where a step's time goes: embed, forward, LM head, statistics, commit, cache",
-        "Every decoder decodes every prompt, one at a time. Run it on a machine that does nothing else."
-        " --set kv_cache=dual adds a line with the cache for each decoder that goes with one.",
+        "time of a step by part: embed, forward, LM head, statistics, commit, cache",
+        "Every decoder decodes every prompt, one at a time. Run it on an idle machine."
+        " --set kv_cache=dual adds a row with the cache for each decoder that supports one.",
     )  # fmt: skip
     command.add_argument("--decoders", default=",".join(runtime.DECODERS), help="(default: %(default)s)")
     _add_prompts(command)
@@ -98,11 +98,11 @@ def _add_runtime(what: Any) -> None:
 def _add_visible(what: Any) -> None:
     command = _new(
         what, "visible", run_visible, 16, 32,
-        "is this model fit for revocation? right and planted wrong tokens at visible positions",
-        "A few prompts with answers are enough: --prompts FILE of JSON lines with \"prompt\" and \"answer\"; for the"
-        " packaged models their own problems.",
+        "is a model suited to revocation? predictions at right and planted wrong visible tokens",
+        "A few prompts with answers are enough: --prompts FILE of JSON lines with \"prompt\" and \"answer\"; packaged"
+        " models use their own problems.",
     )  # fmt: skip
-    command.add_argument("--draws", type=int, default=8, help="half-masked canvases a prompt (default: 8)")
+    command.add_argument("--draws", type=int, default=8, help="partially masked canvases per prompt (default: 8)")
     _add_prompts(command)
     add_model(command)
 
@@ -110,13 +110,13 @@ def _add_visible(what: Any) -> None:
 def _add_stability(what: Any) -> None:
     command = _new(
         what, "stability", run_stability, 24, 24,
-        "displacement bounds on real states; do wrong predictions die out exponentially?",
+        "displacement bounds on real states; how many steps wrong predictions last",
         "On the packaged task, where it is known which predictions are wrong.",
     )  # fmt: skip
     here = [name for name in PACKAGED_NAMES if packaged(name) is not None]
     command.add_argument("--models", default=",".join(here), help="names or folders (default: %(default)s)")
-    command.add_argument("--windows", default="1,2,3,4", help="k of the decodes whose anchors are judged")
-    command.add_argument("--longest", type=int, default=LONGEST, help=f"steps to follow (default: {LONGEST})")
+    command.add_argument("--windows", default="1,2,3,4", help="k of the decodes whose wrong anchors are counted")
+    command.add_argument("--longest", type=int, default=LONGEST, help=f"largest number of steps (default: {LONGEST})")
     add_model(command)
 
 
@@ -127,7 +127,7 @@ def _add_prompts(command: argparse.ArgumentParser) -> None:
 def run_attention(arguments: argparse.Namespace) -> None:
     """Attention between roles."""
     settings = _begin(arguments)
-    arguments.attn = "eager"  # the others do not tell their attentions
+    arguments.attn = "eager"  # other implementations do not return attentions
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
     found = attention_redistribution(
@@ -137,11 +137,11 @@ def run_attention(arguments: argparse.Namespace) -> None:
 
 
 def run_errors(arguments: argparse.Namespace) -> None:
-    """Errors of finished texts: exact, annotated, or handed out for annotation."""
+    """Errors of finished texts: exact, from annotations, or written out for annotation."""
     settings, quiet = _begin(arguments), not sys.stderr.isatty()
     if arguments.annotations is not None:
         if arguments.tasks is not None:
-            raise ValueError("--annotations and --tasks: the one reads what the other writes; give one of them")
+            raise ValueError("--annotations and --tasks: one reads what the other writes; give one of the two")
         found = errors.annotated_errors(read_annotations(arguments.annotations))
         _finish(arguments, reports.errors_report(found, _about(arguments, settings), arguments.annotations.name))
         return
@@ -157,15 +157,15 @@ def run_errors(arguments: argparse.Namespace) -> None:
     problems = [sample.problem for sample in samples if sample.problem is not None]
     if len(problems) != len(samples):
         raise ValueError(
-            "--prompts without --tasks: only of the packaged problems is it known which tokens are wrong;"
-            " write texts for an annotator with --tasks FILE, then read them with --annotations FILE"
+            "--prompts without --tasks: wrong tokens are known for the packaged problems only; write texts for an"
+            " annotator with --tasks FILE, then read them with --annotations FILE"
         )
     found = errors.packaged_errors(model, problems, decoders, windows, settings, arguments.batch_size, quiet)
     _finish(arguments, reports.errors_report(found, _about(arguments, settings), _title(arguments, samples)))
 
 
 def run_runtime(arguments: argparse.Namespace) -> None:
-    """Time by part."""
+    """Time of a step by part."""
     settings, decoders = _begin(arguments), _decoders(arguments)
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
@@ -174,7 +174,7 @@ def run_runtime(arguments: argparse.Namespace) -> None:
 
 
 def run_visible(arguments: argparse.Namespace) -> None:
-    """Right and planted wrong tokens at visible positions."""
+    """Predictions at right and planted wrong visible tokens."""
     settings = _begin(arguments)
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer, need_answers=True)
@@ -185,7 +185,7 @@ def run_visible(arguments: argparse.Namespace) -> None:
 
 
 def run_stability(arguments: argparse.Namespace) -> None:
-    """Bounds and falls, model by model."""
+    """Displacement bounds and persistence of wrong predictions, model by model."""
     settings, quiet = _begin(arguments), not sys.stderr.isatty()
     windows = _windows(arguments)
     samples = packaged_samples(arguments.n, arguments.level)
@@ -196,12 +196,14 @@ def run_stability(arguments: argparse.Namespace) -> None:
     for name in names:
         arguments.model = name
         model, tokenizer = load_model(arguments)
-        if not speaks_packaged(tokenizer):
-            raise ValueError(f"--models {name}: only models of the packaged task, whose grader knows what is wrong")
+        if not is_packaged_tokenizer(tokenizer):
+            raise ValueError(
+                f"--models {name}: expected a model of the packaged task, for which wrong tokens are known"
+            )
         watchers: list[DisplacementWatcher] = []
 
-        def watch(stage: Any, watchers: list[DisplacementWatcher] = watchers) -> list[DisplacementWatcher]:
-            watchers.append(DisplacementWatcher(stage))
+        def watch(context: Any, watchers: list[DisplacementWatcher] = watchers) -> list[DisplacementWatcher]:
+            watchers.append(DisplacementWatcher(context))
             return watchers[-1:]
 
         lasting[name] = wrong_persistence(
@@ -220,7 +222,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
 
 
 def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check what can be checked before a model is loaded; the settings."""
+    """Check the arguments before a model is loaded; returns the settings."""
     for name in ("n", "batch_size", "draws", "every"):
         if getattr(arguments, name, 1) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
@@ -229,7 +231,7 @@ def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
         check(name, value)
     for name in ("decoder", "return_dict_in_generate"):
         if name in settings:
-            raise ValueError(f"--set {name}: a diagnosis settles this itself")
+            raise ValueError(f"--set {name}: set by the diagnosis itself")
     limit_threads()
     return settings
 
@@ -237,7 +239,7 @@ def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
 def _samples(arguments: argparse.Namespace, tokenizer: Any, need_answers: bool = False) -> list[Sample]:
     if arguments.prompts is not None:
         return read_samples(arguments.prompts, tokenizer, need_answers, arguments.n)
-    if not speaks_packaged(tokenizer):
+    if not is_packaged_tokenizer(tokenizer):
         raise ValueError(
             f"--model {arguments.model}: the packaged problems do not fit its tokenizer; give --prompts FILE,"
             ' a JSON list or JSON lines with "prompt" and "answer"'

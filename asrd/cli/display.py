@@ -1,4 +1,4 @@
-"""A canvas in the terminal: masks, drafts under check, anchors, tokens just taken back; in colour or in plain marks."""
+"""A canvas in the terminal: masks, pending drafts, anchors, tokens just revoked; in colour or in plain marks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MASK = "·"
 
 @dataclass(frozen=True)
 class Frame:
-    """One row after one step: what each position shows and in which role."""
+    """One row after one step: the word and the role of each position."""
 
     step: int
     words: tuple[str, ...]
     roles: tuple[str, ...]
-    revoked: int  # tokens taken back so far
+    revoked: int  # revocations so far
     anchors: int  # promotions so far
 
 
@@ -72,7 +72,7 @@ def coloured(frame: Frame) -> Text:
 
 
 def plain(frame: Frame) -> str:
-    """The frame where there are no colours: (pending), [anchor], ~taken back~."""
+    """The frame without colours: (pending), [anchor], ~revoked~."""
     return " ".join(STYLES[r][1].format(w) for w, r in zip(frame.words, frame.roles, strict=True) if w)
 
 
@@ -83,7 +83,7 @@ def legend() -> Text:
     for label, role in (
         ("drafted, to be checked", "pending"),
         ("anchor, trusted", "anchor"),
-        ("taken back", "revoked"),
+        ("revoked", "revoked"),
         ("final", "final"),
     ):
         text.append("   ")

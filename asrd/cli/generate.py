@@ -27,9 +27,11 @@ def add(commands: Any) -> None:
     )
     command.add_argument("prompt", nargs="?", help="the prompt; without it (or with -) standard input is read")
     command.add_argument("--file", type=Path, help="read the prompt from this file")
-    command.add_argument("--lines", action="store_true", help="each line is a prompt of its own; all run as one batch")
+    command.add_argument("--lines", action="store_true", help="one prompt per line; all run as one batch")
     command.add_argument("--raw", action="store_true", help="do not apply the tokenizer's chat template")
-    command.add_argument("--json", action="store_true", help="print one JSON object a prompt, with tokens and counters")
+    command.add_argument(
+        "--json", action="store_true", help="print one JSON object per prompt, with tokens and counters"
+    )
     add_model(command)
     add_settings(command)
     command.set_defaults(run=run)
@@ -77,9 +79,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def read_prompts(arguments: argparse.Namespace) -> list[str]:
-    """The prompts from argument, file or standard input; at least one, none of them empty."""
+    """The prompts from argument, file or standard input; at least one, none empty."""
     if arguments.file is not None and arguments.prompt is not None:
-        raise ValueError("a prompt and --file were given: give one of them")
+        raise ValueError("a prompt and --file were given: give one of the two")
     if arguments.file is not None:
         text = arguments.file.read_text(encoding="utf-8")
     elif arguments.prompt is not None and arguments.prompt != "-":
@@ -110,7 +112,7 @@ def encode(tokenizer: Any, prompts: list[str], chat: bool) -> Any:
 
 
 class Progress:
-    """A bar on standard error over the positions that are final, if that is a terminal."""
+    """A progress bar of final positions on standard error, if that is a terminal."""
 
     def __enter__(self) -> Progress:
         self.bar = tqdm(unit="tok", leave=False, disable=not sys.stderr.isatty(), file=sys.stderr)

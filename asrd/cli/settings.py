@@ -49,12 +49,12 @@ def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
             attn_implementation=arguments.attn,
             trust_remote_code=arguments.trust_remote_code,
         )
-    except (RuntimeError, AssertionError) as error:  # torch's ways to say that a device is not there
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that does not exist
         raise ValueError(f"{arguments.model} cannot be loaded with --device {arguments.device}: {error}") from error
 
 
 def limit_threads() -> None:
-    """Half the processors for torch: small models gain nothing from more, and lose much if one of them is busy."""
+    """Use half of the processors: small models gain nothing from more, and lose much if one of them is busy."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
 

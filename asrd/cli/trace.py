@@ -1,4 +1,4 @@
-"""`asrd trace`: a decode as one HTML file to watch, step by step; two decoders side by side on one clock."""
+"""`asrd trace`: one HTML file that replays a decode step by step; two decoders side by side on one clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asrd.output import AsrdOutput
 from asrd.trace import Trace, read
 from asrd.viewer import page
 
-WITH_REVOCATIONS = 56  # a hard problem in which ASRD with its usual settings takes tokens back
+WITH_REVOCATIONS = 56  # a hard problem in which ASRD with its default settings revokes tokens
 
 
 def add(commands: Any) -> None:
@@ -25,8 +25,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "trace",
         help="watch a decode in the browser, step by step",
-        description="Decode a prompt and write one HTML file that shows every step: no network, opens from disk."
-        " Without a prompt, one of the held-out problems of the packaged models is taken.",
+        description="Decode a prompt and write one HTML file that shows every step and needs no network. Without a"
+        " prompt, a held-out problem of the packaged models is decoded.",
         epilog="example: asrd trace --out trace.html --decoder asrd --against standard",
     )
     command.add_argument("prompt", nargs="?", help="the prompt (default: a held-out problem)")
@@ -53,21 +53,21 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Decode or read, then write the page."""
-    verdicts: list[str | None] = []
+    grades: list[str | None] = []
     if arguments.source:
         if arguments.prompt is not None or arguments.against:
-            raise ValueError("--from shows what was decoded before: leave out the prompt and --against")
+            raise ValueError("--from shows recorded traces: leave out the prompt and --against")
         traces = [read(path) for path in arguments.source]
     else:
-        traces, verdicts = decode(arguments)
-    html = page(traces, verdicts, title=f"asrd trace: {' beside '.join(t.header.decoder for t in traces)}")
+        traces, grades = decode(arguments)
+    html = page(traces, grades, title=f"asrd trace: {' and '.join(t.header.decoder for t in traces)}")
     arguments.out.write_text(html, encoding="utf-8")
     passes = ", ".join(f"{t.header.decoder} {len(t.steps) * t.header.forwards_per_step}" for t in traces)
     print(f"{arguments.out}: forward passes: {passes}; open it in a browser", file=sys.stderr)
 
 
 def decode(arguments: argparse.Namespace) -> tuple[list[Trace], list[str | None]]:
-    """A trace for each decoder, and what is to be said of its answer."""
+    """A trace for each decoder, and the grade of its answer."""
     settings = settings_of(arguments)
     decoders = [settings.pop("decoder", "asrd"), *arguments.against]
     for name in decoders:
@@ -83,19 +83,19 @@ def decode(arguments: argparse.Namespace) -> tuple[list[Trace], list[str | None]
         problem = next(itertools.islice(problems("test", arguments.level), arguments.problem, None))
         settings.setdefault("max_new_tokens", problem.response_length)
     batch = encode(tokenizer, [problem.question if problem else arguments.prompt], chat=not arguments.raw)
-    traces, verdicts = [], []
+    traces, grades = [], []
     for name in decoders:
         trace = _trace(model, tokenizer, batch, name, settings)
         traces.append(trace)
-        verdicts.append(verdict(problem, trace.tokens[0]) if problem else None)
+        grades.append(grade_text(problem, trace.tokens[0]) if problem else None)
         if arguments.save:
             arguments.save.mkdir(parents=True, exist_ok=True)
             trace.save(arguments.save / f"{name}.jsonl")
-    return traces, verdicts
+    return traces, grades
 
 
 def _trace(model: Any, tokenizer: Any, batch: Any, decoder: str, settings: dict[str, Any]) -> Trace:
-    """One decode; settings that this decoder does not look at are those of the others."""
+    """The trace of one decode, with those of the settings that this decoder reads."""
     read_by_it = {name: value for name, value in settings.items() if name in DECODERS[decoder].reads}
     out = fast_generate(
         model,
@@ -110,6 +110,6 @@ def _trace(model: Any, tokenizer: Any, batch: Any, decoder: str, settings: dict[
     return out.trace
 
 
-def verdict(problem: Problem, tokens: list[int]) -> str:
-    """Whether the answer is right, and which it is if not."""
+def grade_text(problem: Problem, tokens: list[int]) -> str:
+    """Whether the answer is right, with the right answer."""
     return f"right: {problem.answer}" if grade(problem, tokens) else f"wrong: it is {problem.answer}"

@@ -54,6 +54,15 @@ class Run:
         select = select or (select_wanted if device.type == "cpu" else select_slots)
         return cls(adapter, request, inputs, select, cache, find_gpu(device))
 
+    def computed(self, decoder: Decoder) -> Tensor:
+        """[B] int64: positions computed in the forward passes of a finished decode; padding is not counted, and with
+        classifier-free guidance one of the two halves."""
+        if self.cache is not None:
+            return self.cache.computed
+        layout, tokens, attention = decoder.attention_layout(), decoder.state.tokens, self.request.attention
+        width = torch.full_like(decoder.state.step, tokens.shape[1]) if attention is None else attention.sum(1)
+        return decoder.state.step * (width if layout is None else width + (layout.positions.shape[1] - tokens.shape[1]))
+
 
 def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
     """Fill the decoder's canvas. Observers see the state after each step, inspectors also what happens within it; they
@@ -100,7 +109,8 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
     """One forward pass and its commit. With `select_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
     run.mark("embed")
-    hidden = forward(run, embeds, decoder.state, decoder.attention_layout())  # 2. one forward pass ...
+    layout = decoder.attention_layout()
+    hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
     run.mark("forward")
     asked = read(run, hidden, decoder, buffers[0])  # ... then LM head and statistics of the wanted positions
     run.mark("statistics")
@@ -114,11 +124,11 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     row, position = run.select(decoder)
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
-        chosen, _ = gather(run, hidden, row, position)
+        chosen, _ = gather(run, hidden, row, position, decoder.read_at())
         run.mark("head")
         dispatch.fused_head(chosen, weight, row, position, request.readout, out, request.impl)
         return {}
-    logits = head(run, hidden, row, position)
+    logits = head(run, hidden, row, position, decoder.read_at())
     run.mark("head")
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
@@ -136,33 +146,50 @@ def select_wanted(decoder: Decoder) -> tuple[Tensor, Tensor]:
     return row, position
 
 
-def forward(run: Run, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None) -> Tensor:
-    """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompts masked."""
-    copies = 2 if run.request.cfg_scale > 0 else 1
-    inputs = run.inputs if layout is None else run.adapter.inputs_for_layout(layout, copies)
-    if copies > 1:
-        blind = embeds.clone()
-        blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
-        embeds = torch.cat([embeds, blind])
-    return run.adapter.body(embeds, inputs) if run.cache is None else run.cache(embeds, state)
+def forward(
+    run: Run, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None, probed: bool = True
+) -> Tensor:
+    """Body of the model on the canvas and what the layout puts behind it; with classifier-free guidance a second half
+    follows, its prompts masked. probed: the pending tokens' embeddings are not their own."""
+    if run.request.cfg_scale > 0:
+        embeds = torch.cat([embeds, without_prompt(run, embeds, layout)])
+    if run.cache is not None:
+        return run.cache(embeds, state, layout, probed)
+    copies = len(embeds) // len(state.tokens)
+    return run.adapter.body(embeds, run.inputs if layout is None else run.adapter.inputs_for_layout(layout, copies))
 
 
-def gather(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> tuple[Tensor, Tensor | None]:
+def without_prompt(run: Run, embeds: Tensor, layout: AttentionLayout | None) -> Tensor:
+    """The embeddings with a mask wherever a token of the prompt is shown."""
+    mask = run.adapter.table[run.request.rules.mask_id]
+    if layout is not None and layout.of_prompt is not None:
+        return torch.where(layout.of_prompt[:, :, None], mask, embeds)
+    blind = embeds.clone()
+    blind[:, : run.request.prompt.shape[1]] = mask
+    return blind
+
+
+def gather(
+    run: Run, hidden: Tensor, row: Tensor, position: Tensor, read_at: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Rows [N, D] of the body's output for generated positions (and rows behind them); with classifier-free guidance
-    those of the second half, too."""
+    those of the second half, too. read_at: `Decoder.read_at`."""
     request = run.request
-    column = position + request.prompt.shape[1]
-    if run.adapter.shift:
-        column = column - run.adapter.shift * (position < request.length)
-    column = column.clamp(max=hidden.shape[1] - 1)  # unused slots
+    if read_at is not None:
+        column = read_at[row, position.clamp(max=request.length - 1)]
+    else:
+        column = position + request.prompt.shape[1]
+        if run.adapter.shift:
+            column = column - run.adapter.shift * (position < request.length)
+        column = column.clamp(max=hidden.shape[1] - 1)  # unused slots
     here, column = row.to(hidden.device), column.to(hidden.device)
     blind = hidden[here + hidden.shape[0] // 2, column] if request.cfg_scale > 0 else None
     return hidden[here, column], blind
 
 
-def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor) -> Tensor:
+def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor, read_at: Tensor | None = None) -> Tensor:
     """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
-    chosen, blind_rows = gather(run, hidden, row, position)
+    chosen, blind_rows = gather(run, hidden, row, position, read_at)
     logits = run.adapter.head(chosen)
     if blind_rows is not None:
         blind = run.adapter.head(blind_rows)

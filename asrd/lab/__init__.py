@@ -1,4 +1,4 @@
-"""Studies of decoders: what measures them, not what runs them.
+"""Studies of decoders.
 
 tiny/      the packaged task, models and their training
 compare/   decoders side by side: accuracy, forward passes, revocations

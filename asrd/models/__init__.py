@@ -3,10 +3,10 @@
 LLaDA runs on transformers' `LlamaForCausalLM`, Dream on `Qwen2ForCausalLM`, both with bidirectional attention: no
 remote code is needed.
 
-source       where a checkpoint is: Hub id, folder or packaged model; its JSON files and its tokenizer
-translate    what its config.json means for transformers' classes, or why it must be refused
-weights      `load`: the model with every key accounted for, bidirectional, on the right attention implementation
-adapter      `ModelAdapter`: one way to call every diffusion model
+source       a checkpoint's location (Hub id, folder, packaged model), its JSON files and its tokenizer
+translate    an original config.json as a config of transformers' classes, or the reason to refuse it
+weights      `load`: a bidirectional model, every weight accounted for, with the right attention implementation
+adapter      `ModelAdapter`: one interface to every diffusion model
 special_ids  mask, EOS, pad and end-of-turn ids of a model
 packaged/    the trained models that ship with the package
 """

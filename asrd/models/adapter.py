@@ -1,7 +1,7 @@
-"""`ModelAdapter`: one way to call every diffusion model: embeddings in, logits of chosen rows out.
+"""`ModelAdapter`: one interface to every diffusion model: embeddings in, logits of chosen rows out.
 
-Knows the mask and position conventions of the model families and how to find a model's special ids. Does not know
-the decoder. What it finds out by running the model on a few tokens is remembered per model object.
+It handles the mask and position conventions of the model families. What it learns from short test forwards is cached
+per model object.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
 
 @dataclass
 class Capabilities:
-    """What short test forwards showed about a model."""
+    """What short test forwards found about a model."""
 
     split: bool  # LM head can be applied to chosen rows of the body's output
     width: int  # of the logits; at most the table's length
     padding_exact: bool | None = None  # a padded row gives the logits of the row alone; None: not tested yet
     keeps_layout: bool | None = None  # it honours a 4-D mask and position ids; None: not tested yet
     no_cache_reason: str | None = None  # why it cannot use a KV cache, "" if it can; None: not tested yet
-    uncapturable: dict[type, str] = field(default_factory=dict)  # why no CUDA graph came of steps with a decoder
+    uncapturable: dict[type, str] = field(default_factory=dict)  # by decoder, why its steps cannot be a CUDA graph
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Which of the N positions of a forward attend to which, and their position ids."""
+    """Which of the N positions of a forward, the canvas first, attend to which, and their position ids."""
 
     visible: Tensor  # [B, N, N] bool: may the position in the second dimension attend to the one in the third?
     positions: Tensor  # [B, N] int64
+    used: Tensor | None = None  # [B, N - L] bool: what is read of the rows behind the canvas, from the left; None: all
+    of_prompt: Tensor | None = None  # [B, N] bool: shows a token of the prompt; None: the prompt alone does
 
 
 _capabilities: WeakKeyDictionary[nn.Module, Capabilities] = WeakKeyDictionary()
 
 
 class ModelAdapter:
-    """A model as the loop sees it: `body` on the whole canvas, then `head` on the rows that are wanted."""
+    """A model as the loop calls it: `body` on the whole canvas, then `head` on the wanted rows."""
 
     def __init__(self, model: Any):
         if not issubclass(type(model), nn.Module):
@@ -72,9 +74,9 @@ class ModelAdapter:
         if kind in BLOCK_CAUSAL:
             raise ValueError(f"model_type={kind!r} needs block-causal attention in aligned blocks; not supported yet")
         self.takes_positions = "position_ids" in parameters or (anything and kind != "llada")
-        self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes want it
+        self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes require
         self.shift = int(bool(getattr(self.config, "logits_shift", kind == "dream")))
-        compiled = hasattr(model, "_orig_mod")  # torch.compile's wrapper: calling a part would go round it
+        compiled = hasattr(model, "_orig_mod")  # torch.compile's wrapper: calling a submodule would bypass it
         parted = not compiled and isinstance(getattr(model, "base_model", None), nn.Module)
         self.split_body = model.base_model if parted else model
         self.split_head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -100,7 +102,7 @@ class ModelAdapter:
         return None
 
     def inputs(self, attention: Tensor | None = None, positions: Tensor | None = None) -> dict[str, Any]:
-        """What every forward of one decode is given besides the embeddings, in the form that this model wants.
+        """The arguments of every forward of one decode besides the embeddings, in the form that this model expects.
 
         attention [B, L] int64 of 0 and 1 and positions [B, L] int64, or None where no row is padded.
         """
@@ -116,14 +118,19 @@ class ModelAdapter:
     def inputs_for_layout(self, layout: AttentionLayout, copies: int = 1) -> dict[str, Any]:
         """As `inputs`, for a forward with an attention layout of its own; `copies` of the batch."""
         inputs: dict[str, Any] = {"use_cache": False} if self.takes_use_cache else {}
-        mask = layout.visible[:, None].repeat(copies, 1, 1, 1)
+        mask = self.layout_mask(layout.visible).repeat(copies, 1, 1, 1)
+        return inputs | {"attention_mask": mask, "position_ids": layout.positions.repeat(copies, 1)}
+
+    def layout_mask(self, visible: Tensor) -> Tensor:
+        """[B, 1, Q, K]: `visible` [B, Q, K] bool in the form that this model's attention wants."""
+        mask = visible[:, None]
         if getattr(self.config, "_attn_implementation", None) == "eager":  # adds its mask to the scores
             closed = torch.finfo(self.table.dtype).min
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
-        return inputs | {"attention_mask": mask, "position_ids": layout.positions.repeat(copies, 1)}
+        return mask
 
     def key_mask(self, attention: Tensor | None) -> Tensor | None:
-        """Which keys a slice of the canvas sees: [B, 1, 1, L] to be expanded to its queries, else [B, L]; or None: all.
+        """The keys visible to a slice of the canvas: [B, 1, 1, L] to be expanded to its queries, or [B, L]; None: all.
 
         attention [B, L] int64 of 0 and 1, or None where no row is padded.
         """
@@ -132,13 +139,13 @@ class ModelAdapter:
         return attention.bool()[:, None, None] if self.outer_mask else self._ready_mask(attention, queries=1)
 
     def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] where the two cannot be parted."""
+        """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] if body and head cannot be split."""
         if self.split:
             return self.split_body(inputs_embeds=embeds, **inputs).last_hidden_state
         return self.full_logits(embeds, inputs)
 
     def full_logits(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """Logits [B, L, V] as the model itself gives them."""
+        """Logits [B, L, V] as the model itself returns them."""
         output = self.model(inputs_embeds=embeds, **inputs)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if logits is None:
@@ -150,7 +157,7 @@ class ModelAdapter:
         return self.split_head(rows) if self.split else rows  # type: ignore[misc]
 
     def require_padding(self) -> None:
-        """Raise unless padding changes nothing; some models ignore their attention mask or position ids silently."""
+        """Raise ValueError unless padding changes no logits: some models silently ignore mask or position ids."""
         if self.capabilities.padding_exact is None:
             self.capabilities.padding_exact = self._probe_padding()
         if not self.capabilities.padding_exact:
@@ -160,7 +167,7 @@ class ModelAdapter:
             )
 
     def require_attention_layout(self, what: str) -> None:
-        """Raise unless the model keeps to any mask and position ids that it is given, as `what` needs it."""
+        """Raise ValueError unless the model honours any attention mask and position ids; `what` needs it."""
         attention = str(getattr(self.config, "_attn_implementation", None))
         if "flash" in attention:
             raise ValueError(
@@ -176,8 +183,8 @@ class ModelAdapter:
             )
 
     def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
-        """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
-        (and look at from the host while doing so), for all queries or for so many."""
+        """The 2-D mask; for transformers' bidirectional models the 4-D one that they would rebuild in each forward
+        (with a host read each time), for all queries or for that many."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
         if not ours or getattr(self.config, "_attn_implementation", None) not in ("sdpa", "eager"):
             return attention
@@ -188,8 +195,8 @@ class ModelAdapter:
 
     @torch.no_grad()
     def _probe(self) -> tuple[Capabilities, bool]:
-        """Find out by short forwards whether the model can be driven (else an error) and whether body and head can be
-        parted. Also says whether the capabilities may be kept: not if these forwards gave no numbers."""
+        """Test by short forwards whether the model can be decoded with (else ValueError) and whether body and head can
+        be split. Also returns whether the capabilities may be cached: not if the logits were not finite."""
         name, ids = type(self.model).__name__, self.probe_ids(0)
         first, second = self.table[ids], self.table[self.probe_ids(1)]
         if not torch.equal(self.embedding(ids).to(first.dtype), first):
@@ -231,7 +238,7 @@ class ModelAdapter:
 
     @torch.no_grad()
     def _probe_padding(self) -> bool:
-        """Does a row behind padding, whatever that holds, read as the row alone?"""
+        """Whether a left-padded row gives the logits of the row alone, for any padding token."""
         alone = self.table[self.probe_ids(0)]
         attention = torch.ones(1, alone.shape[1] + 1, dtype=torch.int64, device=alone.device)
         attention[:, 0] = 0
@@ -246,8 +253,8 @@ class ModelAdapter:
 
     @torch.no_grad()
     def _probe_layout(self) -> bool:
-        """Do copies appended to a row, each attending to the row but for its own original, give the originals' logits,
-        and do the row's own logits stay the same?"""
+        """Whether copies appended to a row, each attending to the row without its own original, give the originals'
+        logits, and the row's own logits stay the same."""
         alone = self.table[self.probe_ids(0)]
         length, wanted = alone.shape[1], self.body(alone, self.inputs())
         place = torch.arange(2 * length, device=alone.device) % length

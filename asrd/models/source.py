@@ -1,7 +1,6 @@
-"""Where a checkpoint is, and the small files in it.
+"""A checkpoint's location (folder, Hub id or packaged model), its JSON files, weight names and tokenizer.
 
-Knows folders, Hub ids, packaged models, JSON and tokenizer files. Does not know what a config means. Runs no remote
-code unless told to.
+Runs no remote code unless asked to.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer
 
 
 def packaged(name: str) -> Path | None:
-    """Folder of a model that ships with this package (original LLaDA or Dream layout), None if this build has none."""
+    """Folder of a packaged model (original LLaDA or Dream layout); None if this build has no such model."""
     folder = Path(__file__).parent / "packaged" / name
     return folder if name in PACKAGED_NAMES and (folder / "config.json").is_file() else None
 
 
 def resolve(path_or_id: str | os.PathLike[str]) -> str:
-    """The folder or Hub id that is meant."""
+    """The folder or Hub id of a path, Hub id or packaged model's name."""
     name = os.fspath(path_or_id)
     if name in PACKAGED_NAMES:
         folder = packaged(name)
@@ -42,14 +41,14 @@ def resolve(path_or_id: str | os.PathLike[str]) -> str:
     if path.is_dir():
         return str(path)
     if path.exists():
-        raise ValueError(f"{name!r} is a file: give the folder that holds config.json")
+        raise ValueError(f"{name!r} is a file: give the folder that contains config.json")
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
         raise ValueError(f"{name!r} does not exist: give a folder, or a Hub id such as 'GSAI-ML/LLaDA-8B-Instruct'")
     return name
 
 
 def read_json(source: str, name: str, hub: Mapping[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """A JSON file of the checkpoint, {} if it has no such file and none is required. hub: revision, token, ..."""
+    """A JSON file of the checkpoint; {} if it has none and it is not required. hub: revision, token, ..."""
     file = _find(source, name, hub, required=required)
     if file is None and required:
         raise ValueError(f"{source!r} has no {name}: give the folder or Hub id of a transformers checkpoint")
@@ -79,8 +78,8 @@ def weight_names(source: str, hub: Mapping[str, Any]) -> list[str]:
 def load_tokenizer(source: str, hub: Mapping[str, Any], *, remote_code: bool) -> PreTrainedTokenizerBase | None:
     """The tokenizer, padding on the left; None, with a warning, if the checkpoint has none.
 
-    Without remote code tokenizer.json is taken as it is, since AutoTokenizer may rebuild it as the model type's own
-    class would have it (Qwen2's does), and a bare vocab.json is Dream's, whose own class is a copy of Qwen2's.
+    Without remote code tokenizer.json is loaded as it is, since AutoTokenizer may rebuild it for the model type's own
+    class (Qwen2's does). A vocab.json alone is Dream's, whose own class is a copy of Qwen2's.
     """
     present = [name for name in TOKENIZER_FILES if _find(source, name, hub) is not None]
     if not present:
@@ -103,13 +102,13 @@ def load_tokenizer(source: str, hub: Mapping[str, Any], *, remote_code: bool) ->
 
 
 def _check_added_tokens(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any]) -> None:
-    """A vocabulary read anew numbers its added tokens in order of appearance: refuse it if that gives other ids."""
+    """Refuse a vocabulary whose added tokens, numbered in order of appearance, get other ids than declared."""
     for declared, token in config.get("added_tokens_decoder", {}).items():
         actual = tokenizer.convert_tokens_to_ids(token["content"])
         if actual != int(declared):
             raise ValueError(
                 f"tokenizer_config.json gives {token['content']!r} the id {declared} but it would get {actual}:"
-                " add a tokenizer.json that says all ids"
+                " add a tokenizer.json with all ids"
             )
 
 
@@ -117,5 +116,5 @@ def _find(source: str, name: str, hub: Mapping[str, Any], *, required: bool = Fa
     try:
         file = cached_file(source, name, _raise_exceptions_for_missing_entries=required, **hub)
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot find {name} of {source!r}, be it a folder or a Hub id: {error}") from error
+        raise ValueError(f"cannot find {name} of {source!r} (folder or Hub id): {error}") from error
     return None if file is None else Path(file)

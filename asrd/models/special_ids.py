@@ -1,4 +1,4 @@
-"""Ids with a meaning of their own (mask, EOS, pad, end of turn): configured ones, else the model's or tokenizer's."""
+"""Special ids (mask, EOS, pad, end of turn): configured ones, else the model's or the tokenizer's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END_OF_TURN = "<|eot_id|>"  # LLaDA's and Llama 3's
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids with a meaning of their own."""
+    """The special ids of a model."""
 
     mask: int
     pad: int
@@ -55,7 +55,7 @@ def special_ids(adapter: ModelAdapter, config: AsrdConfig, tokenizer: Any = None
 
 
 def find_id(name: str, model: nn.Module, tokenizer: Any = None) -> Any:
-    """A special id of the model: from generation config, config or tokenizer, the first that has one; else None."""
+    """A special id from the generation config, the config or the tokenizer, the first that has one; else None."""
     for source in (getattr(model, "generation_config", None), getattr(model, "config", None), tokenizer):
         if (value := getattr(source, name, None)) is not None:
             return value

@@ -1,7 +1,6 @@
-"""What an original config.json means for transformers' own classes: LLaDA -> Llama, Dream -> Qwen2.
+"""Translates an original config.json to transformers' own classes, LLaDA -> Llama and Dream -> Qwen2, as a `Plan`.
 
-Knows the fields and weight names of the originals, which of them Llama and Qwen2 can express, and which checkpoints
-must be refused. Does not know files or tensors: dictionaries in, a `Plan` out.
+Fields that Llama or Qwen2 cannot express are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ LLADA_KEYS = {
     "model.transformer.blocks.{i}.ff_out": "model.layers.{i}.mlp.down_proj",
 }
 
-# Field of the original config -> (what its absence means there, the values that transformers' class can express).
+# Field of the original config -> (its default there, the values that transformers' class can express).
 Fixed = Mapping[str, tuple[Any, tuple[Any, ...]]]
 LLADA_FIXED: Fixed = {
     "block_type": ("sequential", ("llama",)),
@@ -166,7 +165,7 @@ def plan_dream(raw: Json) -> Plan:
 
 
 def plan_saved(raw: Json) -> Plan:
-    """A folder that a loaded model wrote: transformers' own layout, with our marks in the config."""
+    """A folder saved from a loaded model: transformers' own layout, with our fields in the config."""
     if raw["model_type"] == "llama":
         return Plan(LlamaForCausalLM, _checked(LlamaConfig.from_dict, config_dict=dict(raw)))
     return Plan(Qwen2ForCausalLM, _checked(Qwen2Config.from_dict, config_dict=dict(raw)))
@@ -180,7 +179,7 @@ def _checked(build: Callable[..., PreTrainedConfig], **fields: Any) -> PreTraine
 
 
 def _common_fields(raw: Json, *, logits_shift: bool) -> dict[str, Any]:
-    """Rope, token ids, dtype, and the marks that the rest of the package reads."""
+    """Rope, token ids, dtype, and the fields that the rest of the package reads."""
     rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": _required(raw, "rope_theta")}
     if rope.get("rope_type") != "default":
         raise ValueError(f"config.json says rope_parameters={rope}: only rope_type 'default' can be loaded")
@@ -194,7 +193,7 @@ def _common_fields(raw: Json, *, logits_shift: bool) -> dict[str, Any]:
 
 
 def _generation(raw: Json) -> GenerationConfig:
-    """Only the ids: the sampling fields of the originals steer their own code, and transformers would not save some."""
+    """Only the ids: sampling fields are for the originals' own code, and transformers cannot save all of them."""
     return GenerationConfig(**{name: raw[name] for name in ("eos_token_id", "pad_token_id", "bos_token_id")})
 
 

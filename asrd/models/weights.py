@@ -1,10 +1,8 @@
-"""`load`: from a checkpoint to a model that can be decoded with.
-
-Knows how transformers fills a model and what makes one bidirectional. Does not know how a model is called (adapter.py).
+"""`load`: a bidirectional model and its tokenizer from a checkpoint.
 
 The rest of the package reads from a loaded model: `config.mask_token_id`, `config.logits_shift` (True: the logits of
-position i stand in row i-1) and `config.is_causal` (False). `save_pretrained` keeps these marks and `load` reads them.
-One thing differs from LLaDA's own code: in half precision that rotates queries and keys in float32, Llama's does not.
+position i are in row i-1) and `config.is_causal` (False). `save_pretrained` keeps these fields and `load` reads them.
+One difference from LLaDA's own code: in half precision it rotates queries and keys in float32, Llama's code does not.
 """
 
 from __future__ import annotations
@@ -74,15 +72,15 @@ def load(
 
 
 def make_bidirectional(model: PreTrainedModel) -> None:
-    """Let every position of a Llama-like decoder see every other one, in eager, SDPA and flash alike.
+    """Make the attention of a Llama-like decoder bidirectional, for eager, SDPA and flash implementations.
 
-    The mark in the config chooses the mask that transformers builds, and is saved with a model. Where no mask is built
-    (SDPA and flash without padding) `is_causal` decides: transformers takes it from the config when a whole model is
-    called, and from the attention module when a layer is called alone. So both are set.
+    `config.is_causal` selects the mask that transformers builds, and is saved with a model. Where no mask is built
+    (SDPA and flash without padding) transformers reads `is_causal` from the config when a whole model is called, and
+    from the attention module when a layer is called alone. So both are set.
     """
     windows = {kind for kind in getattr(model.config, "layer_types", None) or () if kind != "full_attention"}
     if windows:
-        raise ValueError(f"layer_types has {sorted(windows)}: all layers must be 'full_attention', to see everything")
+        raise ValueError(f"layer_types has {sorted(windows)}: all layers must be 'full_attention'")
     model.config.is_causal = False
     module: Any
     for module in model.modules():
@@ -91,7 +89,7 @@ def make_bidirectional(model: PreTrainedModel) -> None:
 
 
 def flash_is_usable(model: PreTrainedModel) -> bool:
-    """Whether FlashAttention can run this model where it is: asks for the distribution, never imports it."""
+    """Whether FlashAttention can run this model on its device; looks up the distribution without importing it."""
     try:
         importlib.metadata.version("flash-attn")
     except importlib.metadata.PackageNotFoundError:
@@ -104,7 +102,7 @@ def _try_flash(model: PreTrainedModel) -> None:
     try:
         model.set_attn_implementation("flash_attention_2")
     except (ImportError, ValueError) as error:
-        log.warning("flash-attn is installed but transformers cannot use it, so SDPA it is: %s", error)
+        log.warning("flash-attn is installed but transformers cannot use it; using SDPA: %s", error)
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
@@ -117,7 +115,7 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
 
 def _load_planned(source: str, plan: Plan, hub: Mapping[str, Any], arguments: Mapping[str, Any]) -> PreTrainedModel:
     if plan.keys:
-        # A stored weight that bears our name already would take the place of the one that is renamed to it.
+        # A stored weight that already has one of our names would replace the one that is renamed to it.
         strangers = [name for name in weight_names(source, hub) if _renamed(name, plan.keys) is None]
         _refuse_misfits(source, {"unexpected": strangers})
     ours: dict[str, Any] = {"config": plan.config, "key_mapping": _patterns(plan.keys)}
@@ -139,7 +137,7 @@ def _load_remote(source: str, raw: Mapping[str, Any], arguments: Mapping[str, An
 
 
 def _from_pretrained(loader: Any, source: str, keys: Mapping[str, str], **arguments: Any) -> PreTrainedModel:
-    """`from_pretrained` that refuses to initialise afresh what it did not find. keys: name there -> name here."""
+    """`from_pretrained` that raises instead of initialising missing weights. keys: name there -> name here."""
     try:
         model, info = loader.from_pretrained(
             source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
@@ -161,7 +159,7 @@ def _from_pretrained(loader: Any, source: str, keys: Mapping[str, str], **argume
 
 
 def _refuse_misfits(source: str, misfits: Mapping[str, Collection[str]], limit: int = 8) -> None:
-    """Raise if any kind of misfit has names, and name the first few."""
+    """Raise ValueError if any kind of misfit has names; the message lists the first few."""
     problems = []
     for kind, names in misfits.items():
         if names:
@@ -180,7 +178,7 @@ def _patterns(keys: Mapping[str, str]) -> dict[str, str]:
 
 
 def _renamed(name: str, keys: Mapping[str, str]) -> str | None:
-    """The name that `keys` gives to a weight, None if it does not mention it."""
+    """The name that `keys` gives to a weight; None if it has none."""
     for pattern, replacement in _patterns(keys).items():
         if re.match(pattern, name):
             return re.sub(pattern, replacement, name)

@@ -1,10 +1,10 @@
-"""Traces: what a decode did, step by step, as JSON lines that can be replayed; docs/trace.md describes them.
+"""Traces: a decode step by step, as JSON lines that can be replayed; docs/trace.md describes the format.
 
 read      `Trace`, and `read(path)`; writing: a recording to a file or in memory
 record    `Recorder`: the inspector behind `fast_generate(trace=..., return_trace=True)`
-schema    the lines as objects, and what a line must look like
-replay    `Canvas`: the lines applied one after the other; refuses what contradicts them
-edits     guidance weights and probe norms, worked out afterwards
+schema    the lines as objects, and the validation of single lines
+replay    `Canvas`: applies the lines in order; rejects inconsistent ones
+edits     guidance weights and probe norms of recorded states
 texts     token ids as text
 frames    two pandas tables
 """

@@ -1,7 +1,6 @@
-"""How far guidance and probe moved each embedding, worked out afterwards for many recorded states at once.
+"""Guidance weights and probe norms of many recorded states at once, by the formulas of `anchor_embed`.
 
-Knows the formulas of `anchor_embed`. A decode does not keep these numbers, and computing them late and together costs
-less than keeping them.
+A decode does not keep these numbers; computing them afterwards in one call is cheaper than recording them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trace as two pandas tables. pandas is imported here and nowhere else: `pip install asrd[viz]`."""
+"""A trace as two pandas tables. This is the only module that imports pandas: `pip install asrd[viz]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLES = [role.value for role in Role]
 
 
 def steps_frame(trace: Trace) -> pandas.DataFrame:
-    """step, row, block, what was drafted ... promoted in the step, totals, cached anchors, masks left, milliseconds."""
+    """One line per step and row: block, events in the step and so far, cached anchors, masks left, milliseconds."""
     lines: list[dict[str, Any]] = []
     for step, canvases in zip(trace.steps, _after(trace), strict=True):
         times = {f"{part}_ms": ms for part, ms in zip(trace.header.parts, step.milliseconds, strict=True)}
@@ -49,7 +49,7 @@ def steps_frame(trace: Trace) -> pandas.DataFrame:
 
 
 def positions_frame(trace: Trace) -> pandas.DataFrame:
-    """step, row, position, token and role after the step, and the statistics where the step read them (else NaN)."""
+    """One line per position that a step read or changed: token and role after it, statistics where read (else NaN)."""
     names = ("step", "row", "position", "token", "text", "role", "top1", "confidence", "entropy", "guidance", "probe")
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for step, canvases in zip(trace.steps, _after(trace), strict=True):

@@ -1,4 +1,4 @@
-"""`Trace`: a recorded decode, and `read`, which takes one from disk and believes nothing that it has not checked."""
+"""`Trace`: a recorded decode, and `read`, which loads one from disk and validates it completely."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Trace:
     """A decode, step by step, from its lines (`records`, as JSON objects).
 
-    header  what was decoded, by what and how
+    header  model, decoder, settings and prompts
     steps   every forward pass with its events and statistics
-    texts   token id -> text, where a tokenizer was at hand
-    error   what ended the decode before its time; None: nothing did
+    texts   token id -> text, if there was a tokenizer
+    error   the error that ended the decode; None: it finished
 
-    `replay` moves a canvas through the steps; `tokens` is what it comes to. `dataframes` gives it all to pandas.
+    `replay` applies the steps to canvases; `tokens` is the result. `dataframes` converts to pandas.
     """
 
     def __init__(self, records: Iterable[dict[str, Any]], partial: bool = False, where: str = "trace") -> None:
@@ -38,7 +38,7 @@ class Trace:
     def header(self) -> Header:
         """The first line."""
         if not self.records:
-            raise TraceError(f"{self._where}: it is empty, there is no header")
+            raise TraceError(f"{self._where}: the trace is empty: no header")
         with self._line(1):
             return header_of(self.records[0])
 
@@ -53,18 +53,18 @@ class Trace:
         for number, record in enumerate(self.records[1 : len(self.records) - self._ended], start=1):
             with self._line(number + 1):
                 if "end" in record:
-                    raise TraceError("the trace has ended, but lines follow")
+                    raise TraceError("lines follow after the end of the trace")
                 if "step" not in record:
-                    raise TraceError("it is neither a step nor the end")
+                    raise TraceError("the line is neither a step nor the end")
                 step = step_of(record, self.header)
                 if step.number != number:
-                    raise TraceError(f"step {step.number} stands where step {number} is expected")
+                    raise TraceError(f"found step {step.number}, expected step {number}")
                 steps.append(step)
         return steps
 
     @cached_property
     def texts(self) -> dict[int, str]:
-        """The texts of all tokens seen."""
+        """The texts of all tokens in the trace."""
         texts: dict[int, str] = {}
         for number, record in enumerate(self.records, start=1):
             with self._line(number):
@@ -73,17 +73,17 @@ class Trace:
 
     @property
     def error(self) -> str | None:
-        """What ended the decode before its time."""
+        """The error that ended the decode; None: it finished."""
         return self.records[-1].get("error") if self._ended else None
 
     @cached_property
     def tokens(self) -> list[list[int]]:
-        """[B][G] generated ids at the end."""
+        """[B][G] generated ids after the last step."""
         *_, last = self.replay()
         return [canvas.tokens for canvas in last]
 
     def replay(self) -> Iterator[list[Canvas]]:
-        """The canvases [B] before the first step, and after each; the same objects, moved on."""
+        """The canvases [B] before the first step and after each; the same objects, updated in place."""
         canvases = [Canvas(self.header, row) for row in range(self.header.rows)]
         yield canvases
         for number, step in enumerate(self.steps, start=2):
@@ -92,7 +92,7 @@ class Trace:
             yield canvases
 
     def check(self) -> None:
-        """Raise `TraceError` unless every line is well formed, fits to those before it, and leads to the output."""
+        """Raise `TraceError` unless every line is well formed, consistent with those before it, and with the output."""
         *_, canvases = self.replay()
         assert isinstance(self.texts, dict)
         with self._line(len(self.records)):
@@ -100,28 +100,28 @@ class Trace:
                 if self._partial:
                     return
                 raise TraceError(
-                    "the trace stops without its last line: it was cut off (partial=True reads what is there)"
+                    "the last line is missing: the trace was cut off (partial=True reads the lines that are there)"
                 )
             count, tokens, error = outcome_of(self.records[-1], self.header)
             if count != len(self.steps):
-                raise TraceError(f"the end counts {count} steps, but there are {len(self.steps)}")
+                raise TraceError(f"the last line says {count} steps, but there are {len(self.steps)}")
             for canvas, wanted in zip(canvases, tokens, strict=True):
                 if wrong := [p for p, token in enumerate(wanted) if token != canvas.tokens[p]]:
                     raise TraceError(
                         f"row {canvas.row}: the output has token {wanted[wrong[0]]} at position {wrong[0]}, but the"
-                        f" steps lead to {canvas.tokens[wrong[0]]}"
+                        f" steps give {canvas.tokens[wrong[0]]}"
                     )
                 if error is None and not canvas.done:
                     raise TraceError(f"row {canvas.row} is not done at the end")
 
     def dataframes(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-        """(a line for each step and row, a line for each position that a step read or changed)."""
+        """(one line per step and row, one line per position that a step read or changed)."""
         from asrd.trace.frames import positions_frame, steps_frame
 
         return steps_frame(self), positions_frame(self)
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON lines."""
+        """Write the trace as JSON lines."""
         lines = (json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in self.records)
         Path(path).write_text("".join(lines), encoding="utf-8")
 
@@ -130,7 +130,7 @@ class Trace:
 
 
 class _Line:
-    """Puts a line's number before what is wrong with it."""
+    """Adds the line's number to a `TraceError`."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -144,9 +144,9 @@ class _Line:
 
 
 def read(path: str | Path, partial: bool = False) -> Trace:
-    """The trace in a file, checked from the first line to the output.
+    """The trace in a file, validated from the first line to the output.
 
-    partial: also take one whose decode was killed; a last line that was cut off is left out.
+    partial: also accept the trace of a killed decode; a last line that was cut off is left out.
     """
     records = []
     lines = Path(path).read_bytes().split(b"\n")

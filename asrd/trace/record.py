@@ -1,7 +1,7 @@
-"""`Recorder`: watches a decode and turns it into the lines of a trace.
+"""`Recorder`: an inspector that writes the lines of a trace.
 
-Knows the states and statistics of the steps. While the decode runs it only sets copies aside; every `CHUNK` steps it
-works out the events of all of them at once, so a step is slowed by a few small copies, on a GPU without a wait.
+During a decode it only copies states and statistics; every `CHUNK` steps it computes the events of all of them at
+once. So a step is slowed by a few small copies only, without synchronising with a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Write = Callable[[dict[str, Any]], None]
 
 
 class Held(NamedTuple):
-    """Copies of a state between two steps; with one more dimension in front, of many."""
+    """Copies of a state's tensors between two steps; with a leading dimension, of many."""
 
     generated: Tensor
     pending: Tensor
@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a step read, [B, G]; with one more dimension in front, what many did."""
+    """The statistics that a step read, [B, G]; with a leading dimension, of many steps."""
 
     wanted: Tensor
     top1: Tensor
@@ -54,9 +54,9 @@ class Read(NamedTuple):
 
 
 class Recorder(Inspector):
-    """An inspector that hands each line of the trace to `write` as a JSON object, in order.
+    """An inspector that passes each line of the trace to `write` as a JSON object, in order.
 
-    A context manager: on leaving it writes the last line, with the error if there is one.
+    A context manager: on exit it writes the last line, with the error if there is one.
     """
 
     def __init__(self, request: Request, decoder: Decoder, model: str, write: Write, tokenizer: Any = None) -> None:
@@ -71,12 +71,12 @@ class Recorder(Inspector):
         return self
 
     def begin(self, decoder: Decoder, stats: VocabStats) -> None:
-        """Note who is wanted; the statistics will stand in `stats`."""
+        """Remember the wanted positions; their statistics will be in `stats`."""
         self.wanted, self.stats = decoder.wanted()[:, : decoder.state.length].clone(), stats
         self.clock.begin(decoder, stats)
 
     def mark(self, part: str) -> None:
-        """For the clock."""
+        """A part of the step has ended."""
         self.clock.mark(part)
 
     def __call__(self, state: DecodeState) -> None:
@@ -120,7 +120,7 @@ class Recorder(Inspector):
         return header | ({"texts": texts} if (texts := self.texts.new(ids)) else {})
 
     def _flush(self) -> None:
-        """Write the steps set aside since the last time."""
+        """Write the steps recorded since the last flush."""
         states = Held(*(torch.stack(values) for values in zip(*self.states, strict=True)))
         read = Read(*(torch.stack(values) for values in zip(*self.readings, strict=True)))
         before = Held(*(values[:-1] for values in states))
@@ -141,7 +141,7 @@ class Recorder(Inspector):
         self.states, self.readings = self.states[-1:], []
 
     def _edits(self, before: Held) -> tuple[Tensor, ...]:
-        """Guidance weight and probe norm [T, B, G] of each step, where the decoder has such things."""
+        """Guidance weight and probe norm [T, B, G] of each step; empty for decoders without them."""
         if not isinstance(self.decoder, AsrdDecoder):
             return ()
         shape = before.entropy.shape
@@ -212,13 +212,13 @@ class _Rows:
         return record
 
     def _cache(self, ring: list[int], promotions: int) -> list[int]:
-        """The ring from the oldest to the latest."""
+        """The anchors in the ring, oldest first."""
         oldest = promotions % self.capacity if promotions > self.capacity else 0
         return [*ring[oldest : min(promotions, self.capacity)], *ring[:oldest]]
 
 
 class _Ragged:
-    """Where a mask [T, B, G] is set, and what values [T, B, G] have there, as lists by t * B + b."""
+    """The positions at which a mask [T, B, G] is set, and values [T, B, G] there, as lists indexed by t * B + b."""
 
     def __init__(self, mask: Tensor, *values: Tensor) -> None:
         self.ends = [0, *mask.sum(2).flatten().cumsum(0).tolist()]
@@ -234,6 +234,6 @@ def _hold(state: DecodeState) -> Held:
 
 
 def _rounded(values: Tensor) -> Tensor:
-    """To `DIGITS` decimals, such that they are short when written down; never below 0."""
+    """To `DIGITS` decimals, so that the JSON is short; at least 0."""
     scale = 10.0**DIGITS
     return values.double().mul_(scale).round_().clamp_(min=0.0).div_(scale)

@@ -1,6 +1,6 @@
-"""`Canvas`: one row of a decode, moved on by the steps of a trace; refuses a step that contradicts what stands there.
+"""`Canvas`: one row of a decode, to which the steps of a trace are applied; rejects inconsistent steps.
 
-Knows what each event presupposes. Knows no decoder: the same rules hold for all of them.
+The rules are the same for all decoders.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Role(StrEnum):
     PROMPT = "prompt"
     MASK = "mask"
     DRAFT = "draft"  # committed in this step, and neither pending nor an anchor
-    PENDING = "pending"  # may still be taken back
+    PENDING = "pending"  # may still be revoked
     ANCHOR = "anchor"
-    REVOKED = "revoked"  # taken back in this step; a mask again
+    REVOKED = "revoked"  # revoked in this step; a mask again
     FINAL = "final"
 
 
@@ -34,7 +34,7 @@ class Canvas:
         self.cache: list[int] = []
         self.counts = (0, 0, 0)
         self.done = False
-        self._roles: dict[int, Role] = {}  # where this step says it, not what stands there
+        self._roles: dict[int, Role] = {}  # roles that hold for this step only
         self._end = header.length
 
     @property
@@ -52,7 +52,7 @@ class Canvas:
         return Role.PENDING if position in self.pending else Role.FINAL
 
     def apply(self, step: RowStep) -> None:
-        """Move on by a step of this row."""
+        """Apply a step of this row."""
         if self.done:
             raise self._fault("is done already")
         self._roles = {}
@@ -69,13 +69,13 @@ class Canvas:
         mask = self.header.mask
         for position, _ in step.draft:
             if self.tokens[position] != mask:
-                raise self._fault(f"draft at position {position}, where token {self.tokens[position]} stands already")
+                raise self._fault(f"draft at position {position}, which already has token {self.tokens[position]}")
         for position in (*(place for place, _ in step.replace), *step.revoke):
             if self.tokens[position] == mask:
-                raise self._fault(f"replace or revoke at position {position}, where no token stands")
+                raise self._fault(f"replace or revoke at position {position}, which is a mask")
         for position, token in (*step.draft, *step.replace):
             if token == mask:
-                raise self._fault(f"position {position} gets token {token}, which is the mask")
+                raise self._fault(f"token {token} at position {position} is the mask")
             self.tokens[position] = token
         for position in step.revoke:
             if position in self.anchors:
@@ -93,7 +93,7 @@ class Canvas:
         if token != self.header.pad:
             raise self._fault(f"fill with token {token}, but padding is {self.header.pad}")
         if first == 0 or self.tokens[first - 1] not in self.header.eos:
-            raise self._fault(f"fill from position {first}, but no end of text stands before it")
+            raise self._fault(f"fill from position {first}, which is not preceded by an end-of-text")
         self._end = first
         self.tokens[first:] = [token] * (self.header.length - first)
         self.pending = {position for position in self.pending if position < first}
@@ -106,17 +106,18 @@ class Canvas:
         for name, positions, already in (("pend", step.pend, self.pending), ("anchor", step.anchor, self.anchors)):
             for position in positions:
                 if self.tokens[position] == self.header.mask:
-                    raise self._fault(f"{name} at position {position}, where no token stands")
+                    raise self._fault(f"{name} at position {position}, which is a mask")
                 if position in already:
                     raise self._fault(f"{name} at position {position}, twice")
                 already.add(position)
 
     def _remember(self, step: RowStep) -> None:
-        """The anchor cache is first in, first out; the counters count what never stood on a canvas, too."""
+        """Check anchor cache (first in, first out) and counters, which may exceed the events: a token drafted and
+        revoked within one step is counted but never on a canvas."""
         cache = [*self.cache, *step.anchor][-self.header.capacity :] if self.header.capacity else []
         if list(step.cache if step.cache is not None else self.cache) != cache:
             shown = "not given" if step.cache is None else list(step.cache)
-            raise self._fault(f"cache is {shown}, but by its promotions it should be {cache}")
+            raise self._fault(f"cache is {shown}, but after its promotions it should be {cache}")
         self.cache = cache
         seen = (len(step.draft) + len(step.replace), len(step.revoke), len(step.anchor))
         grown = tuple(now - then for now, then in zip(step.counts, self.counts, strict=True))
@@ -131,11 +132,11 @@ class Canvas:
 
 
 def apply_all(canvases: list[Canvas], rows: Iterable[RowStep]) -> None:
-    """Move all rows on by one step; rows that are not done must all be in it."""
+    """Apply one step to all rows; every row that is not done must be in it."""
     seen = set()
     for row in rows:
         if row.row in seen:
-            raise TraceError(f"row {row.row} comes twice in one step")
+            raise TraceError(f"row {row.row} occurs twice in one step")
         seen.add(row.row)
         canvases[row.row].apply(row)
     for canvas in canvases:

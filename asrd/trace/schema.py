@@ -1,6 +1,6 @@
-"""The lines of a trace as objects, and what a line must look like; docs/trace.md describes them in words.
+"""The lines of a trace as objects, and the validation of each line; docs/trace.md describes the format.
 
-Knows types, ranges and lengths within one line. Whether a line fits to those before it is `replay`'s business.
+Types, ranges and lengths within one line are checked here; consistency with the lines before it in replay.py.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ VERSION = 1
 
 
 class TraceError(ValueError):
-    """A trace that cannot be true; says in which line and why."""
+    """An invalid trace; the message says in which line and why."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """The first line: B prompts, what decoded them, and how."""
+    """The first line: B prompts, the model, the decoder and its settings."""
 
     model: str
     decoder: str
     settings: dict[str, Any]
     prompt: list[list[int]]  # [B][P], padding included
-    padding: list[int]  # [B] how much of each prompt that is
+    padding: list[int]  # [B] number of padding tokens of each prompt
     length: int  # G
     block_length: int
     capacity: int  # of the anchor cache
@@ -32,7 +32,7 @@ class Header:
     pad: int
     eos: list[int]
     forwards_per_step: int
-    parts: list[str]  # of a step, which its milliseconds belong to
+    parts: list[str]  # of a step, in the order of its milliseconds
     version: str = ""  # of asrd
 
     @property
@@ -43,22 +43,22 @@ class Header:
 
 @dataclass(frozen=True)
 class RowStep:
-    """What a step did to one row. Positions count from the first generated one; lists of them ascend."""
+    """The events of one row in a step. Positions count from the first generated one; lists of them ascend."""
 
     row: int
     block: int  # active in this step
     counts: tuple[int, int, int]  # commits, revocations and promotions so far
-    at: tuple[int, ...] = ()  # positions whose logits were read, and of each:
+    at: tuple[int, ...] = ()  # positions whose logits were read, and for each of them:
     top1: tuple[int, ...] = ()
     confidence: tuple[float, ...] = ()
     entropy: tuple[float, ...] = ()  # nats
-    guidance: tuple[float, ...] = ()  # weight in this step's embedding; empty: none anywhere
-    probe: tuple[float, ...] = ()  # norm of what was added to this step's embedding; empty: nothing anywhere
+    guidance: tuple[float, ...] = ()  # guidance weight in this step's embedding; empty: 0 everywhere
+    probe: tuple[float, ...] = ()  # norm of the probe in this step's embedding; empty: 0 everywhere
     draft: tuple[tuple[int, int], ...] = ()  # (position, token): a mask became a token
     replace: tuple[tuple[int, int], ...] = ()  # (position, token): a token became another
     revoke: tuple[int, ...] = ()  # a token became a mask
-    keep: tuple[int, ...] = ()  # pending no longer, and still there
-    pend: tuple[int, ...] = ()  # pending from now on
+    keep: tuple[int, ...] = ()  # no longer pending, and kept
+    pend: tuple[int, ...] = ()  # pending from this step on
     anchor: tuple[int, ...] = ()  # promoted
     cache: tuple[int, ...] | None = None  # the anchor cache, oldest first; None: as before
     fill: tuple[int, int] | None = None  # (first position, token): the text has ended, the rest is padding
@@ -67,11 +67,11 @@ class RowStep:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass and what followed from it."""
+    """One step, that is one forward pass (two with classifier-free guidance), and its events."""
 
     number: int  # 1, 2, ...
     milliseconds: tuple[float, ...]  # by the header's parts
-    rows: tuple[RowStep, ...]  # those that were not done yet
+    rows: tuple[RowStep, ...]  # the rows that were not done before it
 
 
 def header_of(record: Any) -> Header:
@@ -79,9 +79,7 @@ def header_of(record: Any) -> Header:
     if not isinstance(record, dict) or "asrd_trace" not in record:
         raise TraceError('there is no header: the first line of a trace begins with {"asrd_trace": ...')
     if record["asrd_trace"] != VERSION:
-        raise TraceError(
-            f"asrd_trace={record['asrd_trace']!r} is a version that this asrd cannot read: it reads {VERSION}"
-        )
+        raise TraceError(f"asrd_trace={record['asrd_trace']!r}: this version of asrd reads version {VERSION} only")
     names = [field.name for field in fields(Header)]
     if missing := [name for name in names if name not in record]:
         raise TraceError(f"the header has no {missing[0]!r}")
@@ -113,7 +111,7 @@ def step_of(record: dict[str, Any], header: Header) -> Step:
 
 
 def texts_of(record: dict[str, Any]) -> dict[int, str]:
-    """The texts of tokens that a line brings."""
+    """The texts of tokens in a line."""
     texts = record.get("texts", {})
     if not isinstance(texts, dict):
         raise TraceError("texts must be an object from id to text")
@@ -125,7 +123,7 @@ def texts_of(record: dict[str, Any]) -> dict[int, str]:
 
 
 def outcome_of(record: dict[str, Any], header: Header) -> tuple[int, list[tuple[int, ...]], str | None]:
-    """Of the last line: the number of steps, the generated tokens [B][G], and the error that ended the decode."""
+    """From the last line: the number of steps, the generated tokens [B][G], and the error that ended the decode."""
     _known(record, {"end", "tokens", "error"}, "the end")
     tokens = [_integers(row, "tokens") for row in _list(record.get("tokens"), "tokens")]
     if len(tokens) != header.rows or any(len(row) != header.length for row in tokens):

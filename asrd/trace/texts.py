@@ -1,4 +1,4 @@
-"""`TokenTexts`: what each token id reads as, so that texts put one after the other make the sentence."""
+"""`TokenTexts`: the text of each token id, such that the texts of a sequence, joined, give its text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class TokenTexts:
-    """Texts of ids that were not asked for before; without a tokenizer there are none.
+    """Texts of ids, each returned once; none without a tokenizer.
 
-    A text is what the id adds to a token before it: " apples" where words are parted by blanks, whether the blank is in
-    the vocabulary or put in by the tokenizer.
+    A text is what the id adds after another token: " apples" where words are separated by blanks, whether the blank is
+    in the vocabulary or inserted by the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, prompt: Tensor) -> None:

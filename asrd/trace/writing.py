@@ -1,4 +1,4 @@
-"""`recording`: a decode's trace goes to memory, to a file line by line, or to both."""
+"""`recording`: writes a decode's trace to memory, to a file line by line, or to both."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ as_line = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 class Recording:
-    """A recorder at work; `trace` is there when it has finished, if it was to be kept in memory."""
+    """A running recorder; `trace` is available when it has finished, if it is kept in memory."""
 
     def __init__(self, recorder: Recorder, records: list[dict[str, Any]] | None) -> None:
         self.recorder, self._records = recorder, records
 
     @property
     def trace(self) -> Trace | None:
-        """What was kept."""
+        """The trace, or None if it is not kept in memory."""
         return None if self._records is None else Trace(self._records)
 
 
@@ -32,7 +32,7 @@ class Recording:
 def recording(
     request: Request, decoder: Decoder, model: Any, tokenizer: Any, path: str | Path | None, keep: bool
 ) -> Iterator[Recording]:
-    """Record what happens within; the file is opened, and its first line written, before anything does."""
+    """Record the decode in this context; the file is opened and its first line written on entry."""
     records: list[dict[str, Any]] = []
     with ExitStack() as open_things:
         file = None if path is None else open_things.enter_context(open(path, "w", encoding="utf-8", buffering=1))
@@ -48,6 +48,6 @@ def recording(
 
 
 def name_of(model: Any) -> str:
-    """What the model was loaded from, or its class; a packaged model by its short name."""
+    """The path or id that the model was loaded from, else its class; a packaged model's short name."""
     source = str(getattr(getattr(model, "config", None), "_name_or_path", "") or "")
     return Path(source).name if source.startswith("/") else source or type(model).__name__

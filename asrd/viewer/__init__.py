@@ -1,7 +1,7 @@
-"""The viewer: `page(traces)` makes one HTML file that needs no network, of `page.html`, its style, its code and data.
+"""The viewer: `page(traces)` makes one HTML file that needs no network, from page.html, style.css, scripts and data.
 
-Knows how to put foreign text into a page so that it stays text: data is JSON in which nothing can end a script, the
-code shows it through textContent only, and the page's own policy lets no other code run and nothing be fetched.
+Text from models and prompts cannot run: data is JSON that cannot end a script element, the code shows it through
+textContent only, and the content security policy allows the page's own code and no requests.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from asrd.trace import Trace
 SCRIPTS = ("replay.js", "parts.js", "heatmap.js", "charts.js", "history.js", "panel.js", "main.js")
 
 
-def page(traces: Sequence[Trace], verdicts: Sequence[str | None] = (), title: str = "asrd trace") -> str:
+def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str = "asrd trace") -> str:
     """The HTML of one trace, or of two or more side by side; all must have the same number of rows.
 
-    verdicts: for each trace what is to be said of its answer in the end, such as "right: 7"; None: nothing.
+    grades: for each trace the grade of its answer, such as "right: 7", shown at the end; None: not graded.
     """
     if not traces:
         raise ValueError("traces is empty: give at least one")
     if len({trace.header.rows for trace in traces}) > 1:
         counts = ", ".join(str(trace.header.rows) for trace in traces)
         raise ValueError(f"the traces have {counts} rows: only traces of one batch can be shown side by side")
-    verdicts = [*verdicts, *[None] * (len(traces) - len(verdicts))]
-    data = [{"records": t.records, "verdict": verdict} for t, verdict in zip(traces, verdicts, strict=True)]
+    grades = [*grades, *[None] * (len(traces) - len(grades))]
+    data = [{"records": t.records, "grade": grade} for t, grade in zip(traces, grades, strict=True)]
     style, script = _file("style.css"), '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
     values = {
         "title": _as_text(title),
@@ -49,7 +49,7 @@ def _file(name: str) -> str:
 
 
 def _as_data(value: object) -> str:
-    """JSON in which no character means anything to HTML."""
+    """JSON without characters that are special in HTML."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -61,5 +61,5 @@ def _as_text(value: str) -> str:
 
 
 def _fingerprint(text: str) -> str:
-    """By which the page's policy knows its own style and code."""
+    """The hash that the content security policy names."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-// Charts: small pictures of a whole decode with the clock's line in them. All share the clock's scale across.
+// Charts: small plots of a whole decode with a line at the clock's position. All share the clock's horizontal scale.
 
 const WIDTH = 240, HEIGHT = 64;
 
@@ -25,7 +25,7 @@ class Charts {
     return make("figure", { class: "chart" }, caption, svg);
   }
 
-  // How the canvas divides into roles, after each step.
+  // Share of each role after each step.
   _shares() {
     const { replay } = this, order = [FINAL, DRAFT, ANCHOR, PENDING, MASK], shapes = [];
     const low = new Array(replay.count + 1).fill(0);
@@ -58,8 +58,8 @@ class Charts {
     }
     shapes.push(draw("line", { class: "axis", x1: 0, x2: WIDTH, y1: zero, y2: zero }));
     const keys = [["draft", `committed (≤ ${up})`]];
-    if (down) keys.push(["revoked", `taken back (≤ ${down})`]);
-    return this._frame("each pass", "tokens committed and taken back in each forward pass", keys, ...shapes);
+    if (down) keys.push(["revoked", `revoked (≤ ${down})`]);
+    return this._frame("each pass", "tokens committed and revoked in each forward pass", keys, ...shapes);
   }
 
   // Mean confidence and entropy of what each step read.
@@ -79,7 +79,7 @@ class Charts {
     );
   }
 
-  // Where the time of a step went.
+  // Time of a step by part.
   _times() {
     const parts = this.replay.meanTimes(), total = parts.reduce((sum, part) => sum + part.ms, 0);
     const bar = make("div", { class: "times", role: "img", "aria-label": parts.map((p) => `${p.name} ${number(p.ms)} ms`).join(", ") });
@@ -89,7 +89,7 @@ class Charts {
       bar.append(piece);
     });
     const keys = parts.map((part, i) => make("span", { class: `key time-key-${i}`, text: `${part.name} ${percent(part.ms / total)}` }));
-    const caption = make("figcaption", {}, make("b", { text: "time" }), make("span", { text: `${number(total, 1)} ms a step` }));
+    const caption = make("figcaption", {}, make("b", { text: "time" }), make("span", { text: `${number(total, 1)} ms per step` }));
     return make("figure", { class: "chart" }, caption, bar, make("div", { class: "time-keys" }, ...keys));
   }
 

@@ -1,8 +1,8 @@
-// Heatmap: roles over positions (across) and forward passes (down), on a canvas. A pixel a cell is painted once and
-// scaled; what moves (the clock's line, the chosen position) is drawn over it.
+// Heatmap: roles by position (across) and forward pass (down), on a canvas. One pixel per cell is painted once and
+// scaled; the clock's line and the chosen position are drawn over it.
 
 const TALL = 240; // pixels
-const MARK_FROM = 6; // pixels of a cell from which on roles are marked in it as well
+const MARK_FROM = 6; // smallest cell, in pixels, in which anchors are marked
 
 class Heatmap {
   constructor(replay, handlers) {
@@ -17,10 +17,10 @@ class Heatmap {
 
   _summary() {
     const { count, perStep, totals } = this.replay, last = totals[count];
-    return `role of each position after each forward pass: ${count * perStep} passes, ${last.anchors} anchors, ${last.revoked} tokens taken back`;
+    return `role of each position after each forward pass: ${count * perStep} passes, ${last.anchors} anchors, ${last.revoked} tokens revoked`;
   }
 
-  // Paint everything that does not move: after a change of size or theme.
+  // Paint everything that does not move; called after a change of size or theme.
   paint() {
     const { replay } = this, { length, count } = replay;
     this.width = this.canvas.clientWidth || 600;
@@ -55,7 +55,7 @@ class Heatmap {
     this._marks(context);
   }
 
-  // Revocations are few and matter most: always crossed out. Anchors get a diamond where there is room.
+  // Revocations are always crossed out; anchors get a diamond if the cells are large enough.
   _marks(context) {
     const { replay, cellWidth, cellHeight } = this, size = Math.min(cellWidth, cellHeight);
     context.lineWidth = 1.4;

@@ -1,8 +1,8 @@
-// History: what every forward pass saw at one position and did there; in a tip while hovering, in full when pinned.
+// History of one position: the prediction and the events of every forward pass; in a tip while hovering, in full when pinned.
 
 const EVENTS = {
   draft: "drafted", replace: "overwritten", anchor: "became an anchor", pend: "pending",
-  keep: "passed its check", revoke: "taken back", fill: "padding: the text has ended",
+  keep: "passed its check", revoke: "revoked", fill: "padding: the text has ended",
 };
 const ROWS_IN_TIP = 8;
 

@@ -147,7 +147,7 @@ class Viewer {
   _say() {
     const told = this.panels.map((panel) => {
       const total = panel.replay.totals[panel.step];
-      return `${panel.name}: ${total.roles[MASK] + total.roles[REVOKED]} masks, ${total.roles[PENDING]} pending, ${total.anchors} anchors, ${total.revoked} taken back`;
+      return `${panel.name}: ${total.roles[MASK] + total.roles[REVOKED]} masks, ${total.roles[PENDING]} pending, ${total.anchors} anchors, ${total.revoked} revoked`;
     });
     this.find("status").textContent = `forward pass ${this.tick} of ${this.ticks}. ${told.join(". ")}`;
   }

@@ -5,7 +5,7 @@ const MASK_SIGN = "··";
 class Panel {
   constructor(trace, replay, ticks, index, handlers) {
     this.replay = replay;
-    this.verdict = trace.verdict;
+    this.grade = trace.grade;
     this.handlers = handlers;
     this.step = -1;
     this.chosen = null;
@@ -27,7 +27,7 @@ class Panel {
   }
 
   _counters() {
-    const names = { passes: "forward passes", rate: "tokens / pass", pending: "pending", anchors: "anchors", revoked: "taken back" };
+    const names = { passes: "forward passes", rate: "tokens / pass", pending: "pending", anchors: "anchors", revoked: "revoked" };
     const list = make("dl", { class: "counters" });
     for (const [key, label] of Object.entries(names)) {
       this.counters[key] = make("dd", { text: "0" });
@@ -49,7 +49,7 @@ class Panel {
     this.text.append(all);
   }
 
-  // A mask is as wide as the token that will stand there in the end, so that the text stays where it is.
+  // A mask is as wide as the final token at its position, so that the text does not move.
   _ghost(place) {
     const { replay } = this;
     return place >= replay.end || !replay.count ? MASK_SIGN : replay.text(replay.tokens[replay.count * replay.length + place]).trim() || MASK_SIGN;
@@ -78,7 +78,7 @@ class Panel {
     event.stopPropagation();
   }
 
-  // The token that the keyboard has reached; its label is made only when somebody is there to hear it.
+  // Mark the token that the keyboard has reached; its label is made on demand.
   _activate(place) {
     if (this.active !== null && this.active !== undefined) this.cells[this.active].token.classList.remove("active");
     this.active = place;
@@ -122,13 +122,13 @@ class Panel {
     this.counters.revoked.textContent = total.revoked;
     this.element.classList.toggle("done", done);
     this.badge.hidden = !done;
-    this.badge.textContent = replay.error || this.verdict || "done";
-    this.badge.dataset.good = String(!replay.error && !String(this.verdict).startsWith("wrong"));
+    this.badge.textContent = replay.error || this.grade || "done";
+    this.badge.dataset.good = String(!replay.error && !String(this.grade).startsWith("wrong"));
     this.heatmap.show(step, this.chosen);
     this.charts.show(step);
   }
 
-  // Only what has changed is touched.
+  // Update one token's element if it has changed.
   _cell(place) {
     const { replay, step } = this, cell = this.cells[place], role = replay.role(step, place), id = replay.token(step, place);
     const padded = replay.padded(step, place), kind = padded ? 9 : role;
@@ -142,7 +142,7 @@ class Panel {
   }
 }
 
-// The settings that are not as usual would need the defaults; the few that steer a decoder are shown instead.
+// The settings shown beside a decoder's name; those that are not set are left out.
 function settingsOf(header) {
   const names = ["threshold", "window", "alpha", "beta", "factor", "threshold_back", "saber_n", "steps", "alg", "kv_cache", "cfg_scale", "temperature"];
   const shown = names.filter((name) => header.settings[name] !== undefined && header.settings[name] !== null && header.settings[name] !== 0);

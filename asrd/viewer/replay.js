@@ -1,13 +1,13 @@
-// Replay: one row of a trace as arrays over steps and positions. Knows the format (docs/trace.md), no page.
+// Replay: one row of a trace (docs/trace.md) as arrays over steps and positions.
 
 const MASK = 0, DRAFT = 1, PENDING = 2, ANCHOR = 3, REVOKED = 4, FINAL = 5;
 const ROLES = [
   { name: "mask", label: "mask", meaning: "no token yet" },
   { name: "draft", label: "draft", meaning: "committed in this pass" },
-  { name: "pending", label: "pending", meaning: "may still be taken back" },
+  { name: "pending", label: "pending", meaning: "may still be revoked" },
   { name: "anchor", label: "anchor", meaning: "trusted; guides the masks" },
-  { name: "revoked", label: "taken back", meaning: "failed its check in this pass" },
-  { name: "final", label: "final", meaning: "stands" },
+  { name: "revoked", label: "revoked", meaning: "failed its check in this pass" },
+  { name: "final", label: "final", meaning: "committed for good" },
 ];
 
 class Replay {
@@ -76,7 +76,7 @@ class Replay {
 
   role(step, place) { return this.roles[step * this.length + place]; }
 
-  // The token to show: what stands there, or what has just been taken back.
+  // The token to show: the current one, or the one that has just been revoked.
   token(step, place) {
     return this.tokens[(this.role(step, place) === REVOKED ? step - 1 : step) * this.length + place];
   }
@@ -90,7 +90,7 @@ class Replay {
     return ids.map((token) => this.text(token)).join("").trim();
   }
 
-  // What a step read at a position: prediction, confidence, entropy, guidance, probe; null if it did not look.
+  // The statistics of a step at a position: prediction, confidence, entropy, guidance, probe; null if it was not read.
   reading(step, place) {
     const events = step > 0 ? this.steps[step - 1] : null, at = (events && events.at) || [];
     let low = 0, high = at.length;
@@ -103,7 +103,7 @@ class Replay {
     return { token: of("top1"), confidence: of("confidence"), entropy: of("entropy"), guidance: of("guidance"), probe: of("probe") };
   }
 
-  // What happened to a position in a step, in words' keys.
+  // The events at a position in a step, as keys of EVENTS.
   happened(step, place) {
     const events = this.steps[step - 1], found = [];
     for (const name of ["draft", "replace"]) if (events[name] && events[name][0].includes(place)) found.push(name);

@@ -1,15 +1,15 @@
 """Every decoder, with and without cache, against LLaDA's own loop: `python -m benchmarks.head_to_head --out DIR`.
 
 In one run on one machine:
-  accuracy  how right each setting is on held-out problems of `tiny`, and in how many forward passes
+  accuracy  accuracy and forward passes of each setting on held-out problems of `tiny`
   tiny      tokens per second of the settings worth timing, at batch 1 and 16
   length    tokens per second on a wide model of random weights, at lengths 128 to 1024
   batch     the same at batch 1, 4 and 16
-  parts     where the time goes
-Contenders run in turn, round after round; figures are medians, ratios are taken within a round. What is measured is
-kept in DIR, and the same command goes on where it stopped; take a new DIR to measure anew. The tables, the pictures
-and the verdict are made from it in the end. Accuracy may be measured ahead on a busy machine (--only accuracy);
-everything else wants an idle one. --quick shows that it runs; its figures mean nothing.
+  parts     time of a step by part
+Contenders run in turn, round after round; speeds are medians, ratios are taken within a round. Measurements are kept in
+DIR, and the same command resumes where it stopped; use a new DIR to measure again. Tables, plots and conclusions are
+made from them at the end. Accuracy may be measured first, on a busy machine (--only accuracy); everything else needs an
+idle one. --quick tests the benchmark; its results mean nothing.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from benchmarks.head_to_head.on_wide import Case, Contender, Wide, time_case
 STAGES = ("accuracy", "tiny", "length", "batch", "parts")
 LENGTHS = (Case(1, 128), Case(1, 256), Case(1, 512, rounds=2), Case(1, 1024, steps=8, rounds=2))
 BATCHES = (Case(4, 256, steps=8, rounds=2), Case(16, 256, steps=4, rounds=2))  # and batch 1 is among the lengths
-TINY_PARTS = Case(1, 128, steps=32, rounds=9)  # on one thread: two do not help so small a model, and add noise
-GROWTH = {  # shown over length and batch; the table at length 256 has them all
+TINY_PARTS = Case(1, 128, steps=32, rounds=9)  # on one thread: a second does not help so small a model, and adds noise
+GROWTH = {  # plotted over length and batch; the table at length 256 has all
     (None, None), ("standard", None), ("standard", "dual"), ("threshold", None), ("threshold", "dual"),
     ("asrd", None), ("asrd", "prefix"), ("asrd", "dual"), ("wino", None), ("saber", None),
 }  # fmt: skip
 
 
 class Store:
-    """What was measured, in one file; a measurement that is there is not made again."""
+    """Measurements in one file; a measurement that is there is not made again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def get(self, name: str, about: Any, work: Callable[[], Any]) -> Any:
-        """The measurement of this name. `about` is what it depends on: if that has changed, it is made anew."""
+        """The measurement of this name; made again if `about`, what it depends on, has changed."""
         about = json.loads(json.dumps(about, default=vars))
         kept = self.content.get(name)
         if kept is None or kept["about"] != about:
@@ -67,7 +67,7 @@ class Store:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Measure what is missing, then show everything."""
+    """Measure what is missing, then write and print the results."""
     arguments = parse(words)
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(arguments.threads)
@@ -80,30 +80,30 @@ def main(words: list[str] | None = None) -> None:
     entries = store.get("accuracy", [plan, n, on_tiny.weights()], work)
     chosen = on_tiny.worth_timing(entries)
     rows: list[dict[str, Any]] = []
-    run_offs: list[str] = []
+    reruns: list[str] = []
     if "tiny" in stages:
         for batch, threads, rounds in tiny_cases(quick, arguments.threads):
             work = partial(on_tiny.time_settings, chosen, batch, threads, rounds, plain_steps=6 if quick else None)
             name = f"tiny, batch {batch}, {threads} thread(s)"
             rows += page.tiny_rows(chosen, store.get(name, [chosen, batch, threads, rounds], work), batch, threads)
-            run_offs.append(run_off(store, chosen, rows, batch, threads, 2 if quick else 32 if batch == 1 else 12))
+            reruns.append(rerun_fastest(store, chosen, rows, batch, threads, 2 if quick else 32 if batch == 1 else 12))
         torch.set_num_threads(arguments.threads)
     rows += wide_rows(store, arguments, contenders(chosen))
     about = machine() | {"command": shlex.join(["python", *sys.argv]), "threads": arguments.threads, "quick": quick}
     about["loads"] = {name: round(kept["load_before"], 2) for name, kept in store.content.items()}
     about["seconds"] = {name: round(kept["seconds"]) for name, kept in store.content.items()}
-    print(page.save(arguments.out, about, entries, rows, run_offs), end="")
+    print(page.save(arguments.out, about, entries, rows, reruns), end="")
 
 
 def parse(words: list[str] | None) -> argparse.Namespace:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--out", type=Path, required=True, help="folder for what is measured and what is shown")
+    options.add_argument("--out", type=Path, required=True, help="folder for measurements and results")
     options.add_argument("--only", nargs="+", choices=STAGES, help="these parts (accuracy is needed by all)")
     options.add_argument("--n", type=int, default=112, help="problems for the accuracy (default: %(default)s)")
     options.add_argument("--threads", type=int, default=os.cpu_count(), help="of every timed run (default: all cores)")
     options.add_argument("--workers", type=int, default=os.cpu_count(), help="processes for the accuracy, not timed")
-    options.add_argument("--quick", action="store_true", help="see it run: small models, few steps, useless figures")
+    options.add_argument("--quick", action="store_true", help="test run: small models, few steps, meaningless results")
     arguments = options.parse_args(words)
     for name in ("n", "threads", "workers"):
         if getattr(arguments, name) < 1:
@@ -112,29 +112,28 @@ def parse(words: list[str] | None) -> argparse.Namespace:
 
 
 def tiny_cases(quick: bool, threads: int) -> list[tuple[int, int, int]]:
-    """Batch, threads and rounds. At batch 1 so small a model may be faster with one thread, so both are shown."""
+    """Batch, threads and rounds. At batch 1 so small a model may be faster with one thread, so both are measured."""
     if quick:
         return [(1, threads, 1), (2, threads, 1)]
     return [*((1, number, 12) for number in dict.fromkeys((1, threads))), (on_tiny.BATCH, threads, 3)]
 
 
-def run_off(
+def rerun_fastest(
     store: Store, chosen: list[dict[str, Any]], rows: list[dict[str, Any]], batch: int, threads: int, rounds: int
 ) -> str:
-    """The fastest of `tiny` and the next once more, alone and over many rounds: who wins, in a sentence."""
-    two = page.finalists(chosen, rows, batch, threads)
+    """The two fastest of `tiny` again, over more rounds: which is faster, in a sentence."""
+    two = page.two_fastest(chosen, rows, batch, threads)
     if len(two) < 2:
         return ""
-    name = f"run-off, batch {batch}, {threads} thread(s)"
+    name = f"two fastest, batch {batch}, {threads} thread(s)"
     work = partial(on_tiny.time_settings, two, batch, threads, rounds, plain=False)
-    return page.run_off_sentence(two, store.get(name, [two, batch, threads, rounds], work), batch, threads)
+    return page.rerun_sentence(two, store.get(name, [two, batch, threads, rounds], work), batch, threads)
 
 
 def contenders(chosen: list[dict[str, Any]]) -> list[Contender]:
-    """For the wide model: LLaDA's loop, and each decoder and cache at the forward passes a block of `tiny` took it.
+    """For the wide model: LLaDA's loop, and each decoder and cache at its forward passes per block on `tiny`.
 
-    Caches are refreshed when the block changes, as Fast-dLLM does, and for the dual ones also as often as `tiny`
-    needed it.
+    Caches are refreshed when the block changes, as in Fast-dLLM; dual ones also as often as `tiny` needed it.
     """
     found = [Contender(None, {}), Contender("standard", {})]
     found += [Contender("standard", {"kv_cache": cache}) for cache in ("prefix", "dual")]
@@ -178,7 +177,7 @@ def wide_rows(store: Store, arguments: argparse.Namespace, everyone: list[Conten
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on and with."""
+    """Hardware and versions."""
     names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "processor": names[0] if names else platform.processor() or platform.machine(),

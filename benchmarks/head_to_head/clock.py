@@ -1,6 +1,6 @@
-"""Where the time goes: a clock that knows which part of a step is running, hung on model, decoder and cache.
+"""Time of a step by part: a clock attached to model, decoder and cache by hooks and wrappers; the loop is unchanged.
 
-A part that runs inside another is taken out of it. Everything is watched from outside: the loop is the package's own.
+The time of a part that runs inside another is subtracted from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from asrd.decoders import Decoder
 from asrd.engine import loop
 
-PARTS = ("embed", "forward", "cache", "LM head", "statistics", "commit")  # statistics: and all that is small
+PARTS = ("embed", "forward", "cache", "LM head", "statistics", "commit")  # statistics: and all other small parts
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens inside is this part's."""
+        """The time in this context is this part's."""
         self.enter(name)
         try:
             yield
@@ -51,12 +51,12 @@ class Clock:
         self._since = now
 
     def reset(self) -> None:
-        """Forget what was counted; the part that runs goes on from now."""
+        """Set all counts to 0; the running part continues from now."""
         self._switch()
         self.seconds.clear()
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, its time counted."""
+        """The function, its time counted for the part."""
 
         def counted(*arguments: Any, **keywords: Any) -> Any:
             with self.part(name):
@@ -64,11 +64,11 @@ class Clock:
 
         return counted
 
-    # --- what it hangs on ---
+    # --- attaching it ---
 
     @contextmanager
     def on_model(self, model: Any) -> Iterator[None]:
-        """Body and LM head, whoever calls them."""
+        """Time the calls of body and LM head."""
         hooks = []
         for module, name in ((model.base_model, "forward"), (model.get_output_embeddings(), "LM head")):
             hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self.enter(name)))
@@ -80,7 +80,7 @@ class Clock:
                 hook.remove()
 
     def on_decode(self, run: loop.Run, decoder: Decoder) -> None:
-        """A decoder's parts, and what its cache does around and within the forward pass; they serve one decode."""
+        """Time a decoder's parts and its cache; for one decode."""
         for name in ("embed", "commit"):
             setattr(decoder, name, self.around(name, getattr(decoder, name)))
         if run.cache is not None:

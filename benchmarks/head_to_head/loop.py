@@ -1,8 +1,7 @@
-"""LLaDA's decoding loop as its authors run it, restated: what everything else is measured against.
+"""LLaDA's decoding loop as its authors run it, written anew: the reference of the head-to-head. Independent of asrd.
 
 Every step runs the whole canvas through the model, LM head included, takes the softmax of every position over the
 whole vocabulary, and commits the block's quota of most confident masks, row by row. No temperature, no guidance.
-Knows nothing of asrd.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 class PlainLoop:
     """One decode, to be run step by step or as a whole.
 
-    part  gives a context manager for a named part of a step, for whoever wants to know how long it takes
+    part: returns a context manager for a named part of a step, in which it is timed
     """
 
     def __init__(
@@ -44,14 +43,14 @@ class PlainLoop:
         self.steps_in_block = steps // blocks
 
     def run(self) -> Tensor:
-        """All steps; the canvas, prompt included."""
+        """Run all steps; returns the canvas with the prompt."""
         for block in range(self.blocks):
             for number in self.quotas(block):
                 self.step(block, number)
         return self.canvas
 
     def quotas(self, block: int) -> list[list[int]]:
-        """How many tokens of each row the steps of a block commit: shared evenly, the first steps take the rest."""
+        """How many tokens of each row the steps of a block commit: equal shares, the remainder to the first steps."""
         begin = self.start + block * self.block_length
         masks = (self.canvas[:, begin : begin + self.block_length] == self.mask_id).sum(1).tolist()
         each = self.steps_in_block
@@ -59,7 +58,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def step(self, block: int, number: list[int]) -> None:
-        """One forward pass; row b commits number[b] tokens of the block (or what was left open before it)."""
+        """One forward pass; row b commits number[b] tokens of the block (or masks left before it)."""
         with self.part("forward"):
             inputs = {} if self.attention is None else {"attention_mask": self.attention}
             logits = self.model(input_ids=self.canvas, use_cache=False, **inputs).logits

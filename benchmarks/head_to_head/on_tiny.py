@@ -1,7 +1,7 @@
-"""Head to head on `tiny`: everything is real. How right is each setting, and how fast are the ones that are right?
+"""Head to head on `tiny`: accuracy of each setting, and speed of those with the standard decoder's accuracy.
 
-Accuracy and forward passes do not depend on the machine or on what else it does, so they are measured first, by
-several processes, and kept on disk. Times are taken afterwards, of the settings worth timing, in turn.
+Accuracy and forward passes do not depend on the machine's load, so they are measured first, by several processes, and
+kept on disk. The settings worth timing are timed afterwards, in turn.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from benchmarks.head_to_head.loop import PlainLoop
 
 MODEL = "tiny"
 PLAIN = "LLaDA's loop"
-POINTS = 0.01  # a setting that loses no more of the answers than this is "as right as standard"
+POINTS = 0.01  # loss of accuracy against standard up to which a setting counts as of equal accuracy
 CANDIDATES = 2  # settings of one decoder and cache that are timed, at most
 BATCH = 16
 
 Plan = list[tuple[str, dict[str, Any]]]
 
-TUNED = {"threshold": 0.85, "beta": 0.0, "window": 4}  # ASRD as `tiny` likes it: no probe, later trust, so more checks
+TUNED = {"threshold": 0.85, "beta": 0.0, "window": 4}  # ASRD tuned for `tiny`: no probe, later anchors, so more checks
 FULL: Plan = [
     ("standard", {}),
     ("standard", {"steps": 48}),
@@ -46,7 +46,7 @@ FULL: Plan = [
         for name in ("threshold", "asrd")
         for cache, refresh in (("prefix", 4), ("prefix", 2), ("dual", None), ("dual", 4), ("dual", 2))
     ),
-    *(("asrd", {"threshold": bound, "beta": 0.0}) for bound in (0.8, 0.9)),  # the probe does harm on `tiny`
+    *(("asrd", {"threshold": bound, "beta": 0.0}) for bound in (0.8, 0.9)),  # on `tiny` the probe costs accuracy
     *(("asrd", {"threshold": 0.9, "beta": 0.0, "kv_cache": "dual", "kv_refresh": refresh}) for refresh in (None, 4)),
     *(("asrd", TUNED | {"kv_cache": cache}) for cache in (None, "dual")),
     *(("factor", {"factor": factor}) for factor in (0.5, 1.0)),
@@ -74,11 +74,11 @@ def specs(plan: Plan) -> list[RunSpec]:
     return [RunSpec(decoder, settings, tuple(settings)) for decoder, settings in plan]
 
 
-# --- how right ---
+# --- accuracy ---
 
 
 def accuracy(plan: Plan, n: int, folder: Path, workers: int) -> list[dict[str, Any]]:
-    """One entry a setting: accuracy, forward passes and tokens over n held-out problems, against the first setting."""
+    """One entry per setting: accuracy and forward passes over n held-out problems, compared with the first setting."""
     runs = specs(plan)
     with (
         ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool,
@@ -97,7 +97,7 @@ def _one_thread() -> None:
 
 
 def weights() -> str:
-    """Which `tiny` it is."""
+    """Identifies the weights of `tiny`."""
     return fingerprint(asrd.load(MODEL)[0])
 
 
@@ -125,33 +125,33 @@ def _entry(run: RunSpec, records: Sequence[Record], standard: Sequence[Record]) 
         "points": 100 * (better - worse) / n,
         "points_error": 100 * math.sqrt(better + worse - (better - worse) ** 2 / n) / n,
         "p": sign_test(better, worse),
-        "as_right": (worse - better) / n <= POINTS,
+        "equal_accuracy": (worse - better) / n <= POINTS,
         "forwards": steps / n,
         "forwards_per_block": BLOCK * steps / tokens,
     }
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Exact two-sided p that so uneven a split of the problems on which two decoders differ is chance (McNemar)."""
+    """Exact two-sided p value of the sign test on the problems on which two decoders differ (McNemar)."""
     n, few = better + worse, min(better, worse)
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(few + 1)) / 2**n)
 
 
 def worth_timing(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first entry, and of each decoder and cache the settings that may be its fastest at equal accuracy; where
-    there is none, its most accurate one.
+    """The first entry, and for each decoder and cache the settings that may be its fastest at equal accuracy; if there
+    is none, its most accurate one.
 
     A setting cannot be the fastest if another takes no more forward passes and refreshes its cache no more often.
     """
     chosen = [entries[0]]
     for _, group in itertools.groupby(sorted(entries, key=_kind), key=_kind):
         group = list(group)
-        right = [entry for entry in group if entry["as_right"]]
-        if not right:
+        equal = [entry for entry in group if entry["equal_accuracy"]]
+        if not equal:
             chosen.append(max(group, key=lambda entry: (entry["accuracy"], -entry["forwards"])))
             continue
-        right.sort(key=_costs)
-        chosen += [e for e in right if not any(_beats(other, e) for other in right)][:CANDIDATES]
+        equal.sort(key=_costs)
+        chosen += [e for e in equal if not any(_beats(other, e) for other in equal)][:CANDIDATES]
     return [entry for place, entry in enumerate(chosen) if entry not in chosen[:place]]
 
 
@@ -168,28 +168,28 @@ def _beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one is not other and _costs(one) != _costs(other) and all(map(float.__le__, _costs(one), _costs(other)))
 
 
-# --- how fast ---
+# --- speed ---
 
 
 def time_settings(
     entries: Sequence[dict[str, Any]], batch: int, threads: int, rounds: int, plain_steps: int | None = None,
     plain: bool = True,
 ) -> list[list[dict[str, float]]]:  # fmt: skip
-    """Seconds and tokens of LLaDA's loop (if `plain`) and then of each entry, in each round; a round is one batch for
-    all."""
+    """Seconds and tokens of LLaDA's loop (if `plain`) and of each entry, in each round. In a round all decode the same
+    batch."""
     torch.set_num_threads(threads)
     model, _ = asrd.load(MODEL)
     problems = held_out(batch * rounds)
     contenders: list[Callable[[Sequence[Problem]], int]] = [lambda some: _plain(model, some, plain_steps)] * plain
     contenders += [lambda some, entry=entry: _ours(model, some, entry) for entry in entries]  # type: ignore[misc]
     for contender in contenders:
-        contender(problems[:1])  # probes of the model, first allocations
+        contender(problems[:1])  # warm-up: probes of the model, first allocations
     found: list[list[dict[str, float]]] = []
     for index in tqdm(range(rounds), desc=f"tiny, batch {batch}, {threads} thread(s)", unit="round"):
         some = problems[index * batch : (index + 1) * batch]
         results: list[dict[str, float]] = [{} for _ in contenders]
         for place in range(len(contenders)):
-            which = (place + index) % len(contenders)  # nobody is always the first
+            which = (place + index) % len(contenders)  # each round starts with another contender
             started = time.perf_counter()
             tokens = contenders[which](some)
             results[which] = {"seconds": time.perf_counter() - started, "tokens": tokens}

@@ -1,11 +1,12 @@
-"""Head to head on a wide model of random weights: what a step costs where the LM head and the body are large.
+"""Head to head on a wide model of random weights: the cost of a step where the LM head and the body are large.
 
-Random weights are never sure of anything, so how many tokens a step commits is not theirs to say: each block takes as
-many forward passes as a block of `tiny` took with the same decoder, cache and settings. Confidences are put in for
-that, after the model's own have been computed in full; tokens that await their check pass it. All else is real.
+Random weights are never confident, so the number of tokens per step is prescribed: each block takes as many forward
+passes as a block of `tiny` with the same decoder, cache and settings. To that end the confidences are replaced after
+the model's own have been computed in full, and pending tokens pass their check. Everything else is the package's own.
 
-Timed are the two blocks in the middle of the canvas, which cost what blocks cost on average with every cache; where
-steps are alike (no cache), some steps in the middle of a block. The rest is multiplication.
+Timed are the two blocks in the middle of the canvas, which have the average cost of a block with every cache; without a
+cache, where all steps cost the same, a few steps in the middle of a block. The speed of a whole decode is extrapolated
+from them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from benchmarks.head_to_head.clock import Clock
 from benchmarks.head_to_head.loop import PlainLoop
 
 BLOCK, PROMPT = 32, 32
-ORDINARY = 3  # the special ids of both models are below, or the last one
+ORDINARY = 3  # special ids of both models are smaller than this, or the last id
 SURE, UNSURE = 0.999, 0.001
 WINDOW = 2  # blocks timed with a cache
-ENTRY = 4  # masks left in the block before the window, so that it begins as a block does: with tokens to be checked
+ENTRY = 4  # masks left in the block before the window, so that the window begins with pending tokens
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Wide:
 
 @dataclass(frozen=True)
 class Case:
-    """A canvas: so many rows, so many tokens to generate, and over how many steps what has no cache is timed."""
+    """A canvas: rows, tokens to generate, steps timed without a cache, and rounds."""
 
     batch: int
     length: int
@@ -89,14 +90,14 @@ class Case:
         return (self.blocks - WINDOW) // 2
 
     def prompt(self, vocab: int) -> Tensor:
-        """[B, P + G] random tokens: the prompt, and what stands where the canvas is filled already."""
+        """[B, P + G] random tokens: the prompt and the tokens of the filled part of the canvas."""
         shape = (self.batch, PROMPT + self.length)
         return torch.randint(ORDINARY, vocab - 1, shape, generator=torch.Generator().manual_seed(1))
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A decoder with its settings, and how many forward passes a block takes it; decoder None is LLaDA's own loop."""
+    """A decoder with its settings and its forward passes per block; decoder None is LLaDA's own loop."""
 
     decoder: str | None
     settings: dict[str, Any]
@@ -109,7 +110,7 @@ class Contender:
 
     @property
     def follows_quota(self) -> bool:
-        """Its number of steps is a setting."""
+        """Whether its number of steps is a setting."""
         return self.decoder in (None, "standard")
 
 
@@ -117,25 +118,25 @@ class Contender:
 
 
 def paced(kind: type[Decoder], plan: Tensor) -> type[Decoder]:
-    """The decoder, with confidences such that row b takes plan[b, k] forward passes for block k. [B, blocks] int64."""
+    """The decoder with confidences such that row b takes plan[b, k] forward passes for block k. [B, blocks] int64."""
 
     class Paced(kind):  # type: ignore[misc,valid-type]
         def commit(self, stats: VocabStats, **asked: Any) -> None:
             super().commit(self.keep_pace(stats), **{name: torch.ones_like(value) for name, value in asked.items()})
 
         def keep_pace(self, stats: VocabStats) -> VocabStats:
-            """As many of the active block's first masks are sure as must be; what stands is what the model says."""
+            """Statistics in which the first masks of the active block are confident and pending tokens are top-1."""
             state, length = self.state, self.state.length
             masks = self.masked & self.in_active_block
             number = masks.sum(1)
             left = plan.gather(1, state.active[:, None]).squeeze(1).clamp(min=1)
             plan.scatter_(1, state.active[:, None], (left - 1)[:, None])
             drafts = -(-number // left)
-            if hasattr(self, "committed_at"):  # Saber takes one back for every eight drafts begun
+            if hasattr(self, "committed_at"):  # Saber revokes one for every eight drafts begun
                 drafts = torch.where(left > 1, (drafts + 1).clamp(max=torch.clamp(number - 1, min=1)), drafts)
             chosen = masks & (masks.cumsum(1) <= drafts[:, None])
             rising = SURE * (1 - 0.1 / (1 + state.step))[:, None]  # above the mean of those before, as Saber wants it
-            sinking = self.in_active_block * (1e-3 * state.step)[:, None]  # what Saber takes back is in this block
+            sinking = self.in_active_block * (1e-3 * state.step)[:, None]  # so that Saber revokes in this block
             confidence = torch.where(chosen, rising, torch.where(masks, UNSURE, SURE - sinking))
             top1 = torch.where(state.pending, state.generated, stats.top1[:, :length])
             return stats._replace(
@@ -147,8 +148,8 @@ def paced(kind: type[Decoder], plan: Tensor) -> type[Decoder]:
 
 
 def make_plan(case: Case, forwards_per_block: float) -> Tensor:
-    """[B, blocks] forward passes of each block, 1 before the window. Rows get out of step within the window and end it
-    together: the one takes longer for its first block, the other for its second."""
+    """[B, blocks] forward passes of each block, 1 before the window. Within the window rows change blocks at different
+    steps, but all finish it at the same step."""
     total = max(WINDOW, round(WINDOW * forwards_per_block))
     half = total // 2
     swing = min(2, half - 1)
@@ -226,7 +227,7 @@ class _Window:
 
 
 def _begin(model: Any, contender: Contender, case: Case) -> tuple[loop.Run, Decoder]:
-    """A decode whose canvas is filled up to the window or, without a cache, up to a quarter of its first block."""
+    """A decode whose canvas is filled up to the window or, without a cache, to a quarter of its first block."""
     assert contender.decoder is not None
     adapter, tokens = ModelAdapter(model), case.prompt(model.config.vocab_size)
     config = AsrdConfig(
@@ -253,10 +254,10 @@ def _begin(model: Any, contender: Contender, case: Case) -> tuple[loop.Run, Deco
 
 
 def time_case(model: Any, contenders: Sequence[Contender], case: Case) -> list[list[dict[str, Any]]]:
-    """[rounds][contenders] measurements. A round goes once through all of them, each time from another one on."""
+    """[rounds][contenders] measurements. A round times each contender once; each round starts with another one."""
     small = Case(1, WINDOW * BLOCK * 2, steps=1)
     for contender in contenders:
-        time_once(model, contender, small)  # probes of the model, first allocations
+        time_once(model, contender, small)  # warm-up: probes of the model, first allocations
     found = []
     for index in range(case.rounds):
         results: list[dict[str, Any]] = [{} for _ in contenders]
@@ -269,6 +270,6 @@ def time_case(model: Any, contenders: Sequence[Contender], case: Case) -> list[l
 
 
 def tokens_per_second(result: dict[str, Any], case: Case) -> float:
-    """Of the whole decode, the measured steps multiplied."""
+    """Of the whole decode, extrapolated from the steps timed."""
     seconds = result["seconds"] * result["forwards"] / result["steps"]
     return case.batch * case.length / seconds if seconds else math.nan

@@ -1,4 +1,4 @@
-"""The head-to-head from end to end, small and untimed: it runs, shows everything, and keeps what it has measured."""
+"""The head-to-head from end to end, small and untimed: it runs, reports everything, and keeps its measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_quick_run_shows_everything_and_measures_nothing_twice(
     command = ["--out", str(tmp_path), "--quick", "--threads", "1"]
     head_to_head.main(command)
     page = capsys.readouterr().out
-    assert "No figure here means anything" in page
+    assert "These numbers mean nothing" in page
     assert page == (tmp_path / "results.md").read_text()
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert {row["decoder"] for row in rows} >= {

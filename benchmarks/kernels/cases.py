@@ -85,7 +85,7 @@ def head_case(
 ) -> Case:
     """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
     hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
-    weight = torch.zeros(vocab, dim, device=device, dtype=dtype)  # costs no memory until somebody looks
+    weight = torch.zeros(vocab, dim, device=device, dtype=dtype)  # its memory is allocated on first access
     slot = torch.arange(rows, device=device)
     position = torch.where(slot < rows - unwanted, slot, rows)
     readout = Readout(

@@ -3,7 +3,7 @@
 `recorded()` catches launches instead of running them; `compile_for` compiles a caught launch exactly as a GPU's driver
 would have asked for it (same types, same divisibility by 16, same constants and options) and reads the result:
 cuobjdump and nvdisasm from the Triton wheel for NVIDIA, the object's metadata and assembly for AMD.
-Knows no kernel by name. Does not work where TRITON_INTERPRET is set.
+Does not work where TRITON_INTERPRET is set.
 """
 
 from __future__ import annotations

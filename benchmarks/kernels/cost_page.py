@@ -1,4 +1,4 @@
-"""How the cost figures are shown: tables in Markdown, growth as a picture. Knows no kernel."""
+"""Tables in Markdown, and the plot of growth."""
 
 from __future__ import annotations
 

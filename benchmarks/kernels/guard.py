@@ -10,11 +10,11 @@ It finds
 - two lanes of one store that write different values to one address;
 - in a program of several warps, a load and a store of one address with no barrier in between: every warp executes a
   scalar load, one of them stores, and a late warp reads what an early one wrote;
-and it counts bytes and distinct 32-byte sectors. It knows nothing of what a kernel is meant to compute.
+and it counts bytes and distinct 32-byte sectors.
 
-How: an address has 48 bits, so the number of the argument rides in the upper 16 of every pointer made from it; the
-interpreter's load and store are wrapped, look at the number, take it off and go on. An access found faulty is masked
-out, so that the process survives and all faults are listed.
+An address has 48 bits, so the upper 16 bits of a pointer hold the number of the argument that it was made from. The
+wrapped load and store of the interpreter read the number and remove it. A faulty access is masked out, so that the
+process survives and all faults are listed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEFAULT_WARPS = 4
 
 
 class MemoryFault(AssertionError):
-    """What a kernel did to memory that it must not do, one line a fault."""
+    """Invalid memory accesses of a kernel, one line per fault."""
 
 
 @dataclass(frozen=True)

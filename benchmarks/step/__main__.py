@@ -1,7 +1,7 @@
-"""Where a step's time goes: `python -m benchmarks.step [--shapes 2M 8B] [--threads N] [--out FILE.json]`.
+"""Time of a step by part: `python -m benchmarks.step [--shapes 2M 8B] [--threads N] [--out FILE.json]`.
 
-The parts run in turn, over and over, so that a busy machine slows them alike; the table shows medians and their
-ratio to the forward pass beside the paper's own ratios on an A100 (7.6 ms and 10.8 ms of 74.1 ms).
+The parts run in turn, so that the machine's load slows all of them equally; the table shows medians and their ratio to
+the forward pass beside the paper's own ratios on an A100 (7.6 ms and 10.8 ms of 74.1 ms).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BOUNDS = {
     "2M": (0.098, 0.146),
     "2M-deep": (0.098, 0.146),
     "8B": (0.01, 0.01),
-}  # embed + commit, and all but forward and LM head
+}  # embed + commit, and all parts other than forward and LM head
 
 
 def measure(shape: Shape, rounds: int) -> dict[str, float]:

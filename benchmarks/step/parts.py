@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def scale(self) -> float:
-        """What one timed forward stands for."""
+        """Factor from a timed forward to that of all layers."""
         return self.layers / self.layers_timed
 
 

@@ -1,9 +1,9 @@
 """What a trace costs: `python -m benchmarks.trace.cost [--rounds N] [--batch 1 8] [--model tiny]`.
 
-The same held-out problems are decoded over and over in turn: by the loop with its marks taken out, by the loop as it
-is, with `return_trace=True` and with `trace=` a file. What counts are the ratios within a round, in processor time, so
-that a busy machine matters little; their medians are shown. The first ratio is what the hook costs when nobody looks,
-the others what a trace costs (aim: under 10 %).
+The same held-out problems are decoded in turn: by the loop with its marks removed, by the loop as it is, with
+`return_trace=True` and with `trace=` a file. The medians of the ratios within a round are shown, in processor time, so
+that the machine's load matters little. The first ratio is the cost of the unused hook, the others the cost of a trace
+(aim: under 10 %).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from asrd.lab.tiny.task import problems
 
 
 @contextmanager
-def marks_taken_out() -> Iterator[None]:
+def marks_removed() -> Iterator[None]:
     """The loop's functions without their marks."""
     marked = {name: getattr(loop, name) for name in ("step", "read")}
     for name, function in marked.items():
@@ -54,7 +54,7 @@ def cases(model: Any, tokenizer: Any, batch: int, path: Path, settings: dict[str
         )
 
     def bare() -> Any:
-        with marks_taken_out():
+        with marks_removed():
             return decode()
 
     return {
@@ -75,7 +75,7 @@ def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> tuple[float, lis
             runs[name]()
             found[name] = time.process_time() - started
         times.append(found)
-    del times[0]  # it warms up
+    del times[0]  # warm-up
     pairs = (("off", "no marks"), ("return_trace", "off"), ("trace=file", "off"))
     ratios = [statistics.median(found[a] / found[b] for found in times) for a, b in pairs]
     return 1e3 * statistics.median(found["off"] for found in times), ratios

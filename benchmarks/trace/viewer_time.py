@@ -1,7 +1,7 @@
 """How long a large trace takes to open: `python -m benchmarks.trace.viewer_time [--length 1024] [--steps 600]`.
 
-A made-up trace of that size, with all roles in it, is checked, written as a page, and opened in headless Chromium from
-disk. The time is from the start of the navigation to the first frame with everything on it, as the page measures it.
+A synthetic trace of that size, with all roles, is checked, written as a page, and opened in headless Chromium from
+disk. The time is from the start of the navigation to the first complete frame, as measured by the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MASK, PAD, EOS, WORDS = 0, 1, 2, range(3, 400)
 
 
 def large_trace(length: int, steps: int, block: int = 32, seed: int = 0) -> Trace:
-    """A trace in which tokens are drafted, checked, taken back and promoted, block after block."""
+    """A trace in which tokens are drafted, checked, revoked and promoted, block by block."""
     draw = random.Random(seed)
     header = {
         "asrd_trace": 1, "version": "0", "model": "made up", "decoder": "asrd", "settings": {"threshold": 0.7},
@@ -66,7 +66,7 @@ def large_trace(length: int, steps: int, block: int = 32, seed: int = 0) -> Trac
 
 
 def first_render(browser: Any, path: Path) -> tuple[float, float]:
-    """Milliseconds until the first frame, as the page says, and until a step afterwards has been shown."""
+    """Milliseconds until the first frame, and of a jump to another step."""
     tab = browser.new_page(viewport={"width": 1280, "height": 900})
     tab.goto(path.as_uri())
     while not (

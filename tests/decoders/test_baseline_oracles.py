@@ -221,4 +221,4 @@ def test_baseline_oracles_share_no_code_with_the_package() -> None:
     tree = ast.parse(Path(baseline_oracles.__file__).read_text())
     imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "collections.abc", "dataclasses", "math", "oracle", "torch"}
+    assert imported == {"__future__", "collections.abc", "dataclasses", "math", "tests.support.oracle", "torch"}

@@ -1,4 +1,4 @@
-"""Comparisons: events and verdicts are exact, runs are planned once each, resumed, summarised and drawn."""
+"""Comparisons: events and grades are exact, runs are planned once each, resumed, summarised and plotted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from asrd.cli import main
 from asrd.cli.display import Frames, coloured, plain
 from asrd.decoders import DECODERS
 from asrd.engine.observers.events import EventObserver, StepEvents
-from asrd.lab.compare import Judge, RunSpec, measure, plan_runs, summarise
-from asrd.lab.compare.judge import long_errors
+from asrd.lab.compare import Grader, RunSpec, measure, plan_runs, summarise
+from asrd.lab.compare.grading import long_errors
 from asrd.lab.compare.report import Summary, at_equal_forwards, interpolate, wilson
 from asrd.lab.tiny.batch import collate
 from asrd.lab.tiny.export import export
@@ -74,21 +74,21 @@ def test_events_replay_every_state_and_agree_with_the_counters(decoder: str, ear
             assert not (events.revoked & ~events.checked).any()
         assert torch.equal(canvas, out.sequences[:, 2:])
         counted = {name: sum(getattr(e, name).sum(1) for e in seen) for name in ("drafted", "revoked")}
-        # What is drafted and taken back within a step never stood on a canvas; only one decoder does that.
+        # A token drafted and revoked within one step is never on a canvas; only one decoder does that.
         at_once = out.revoked - counted["revoked"] if decoder == "saber" else torch.zeros(2)
         for name in counted:
-            # What happened behind the end of the text in the very step that ended it is padding by then.
+            # Positions after the end of the text are padding after the step that ended it.
             events = counted[name] + at_once
             assert torch.equal(events, out[name]) or (early_stop and (events <= out[name]).all())
         assert torch.equal(sum(e.promoted.sum(1) for e in seen), out.anchors)
 
 
-def test_a_judge_counts_what_a_crafted_decode_did() -> None:
+def test_the_grader_counts_errors_revocations_and_anchors_of_a_crafted_decode() -> None:
     problem = SOME[0]
     truth = problem.response_ids
     number = next(i for i, w in enumerate(problem.response) if w.isdigit())
     wrong = next(ID[str(n)] for n in range(20) if ID[str(n)] != truth[number])
-    judge = Judge([problem])
+    grader = Grader([problem])
     length = len(truth)
 
     def show(step: int, before: list[int], after: list[int], **roles: set[int]) -> None:
@@ -96,7 +96,7 @@ def test_a_judge_counts_what_a_crafted_decode_did() -> None:
             name: torch.tensor([[p in roles.get(name, ()) for p in range(length)]])
             for name in ("checked", "drafted", "revoked", "promoted", "pending", "filled")
         }
-        judge._see(StepEvents(step, torch.tensor([before]), torch.tensor([after]), **flags))
+        grader._observe(StepEvents(step, torch.tensor([before]), torch.tensor([after]), **flags))
 
     masks = [MASK_ID] * length
     drafted = list(truth)
@@ -105,11 +105,11 @@ def test_a_judge_counts_what_a_crafted_decode_did() -> None:
     taken_back = [*drafted[:number], MASK_ID, MASK_ID, *drafted[number + 2 :]]
     show(2, drafted, taken_back, checked=set(range(length)), revoked={number, number + 1}, promoted={0, number})
     show(3, taken_back, drafted, drafted={number, number + 1})
-    verdict = judge.verdicts(torch.tensor([drafted]))[0]
-    assert (verdict.checked_wrong, verdict.revoked, verdict.revoked_wrong) == (1, 2, 1)
-    assert (verdict.anchors, verdict.anchors_wrong) == (2, 1)
-    assert verdict.errors == 1
-    assert verdict.length == truth.index(EOS_ID) + 1
+    grade = grader.grades(torch.tensor([drafted]))[0]
+    assert (grade.checked_wrong, grade.revoked, grade.revoked_wrong) == (1, 2, 1)
+    assert (grade.anchors, grade.anchors_wrong) == (2, 1)
+    assert grade.errors == 1
+    assert grade.length == truth.index(EOS_ID) + 1
 
 
 def test_long_runs_of_errors_count_from_fifteen() -> None:
@@ -146,7 +146,7 @@ def test_measuring_resumes_and_survives_a_line_cut_short(model: Any, tmp_path: P
     assert untouched == again  # seconds too: nothing was decoded
 
 
-def test_batch_size_does_not_change_a_verdict(model: Any, tmp_path: Path) -> None:
+def test_batch_size_does_not_change_a_grade(model: Any, tmp_path: Path) -> None:
     runs = [RunSpec("asrd", {"threshold": 0.3, "temperature": 0.5})]
     one, five = (measure(model, runs, SOME, tmp_path / str(n), {}, batch_size=n, quiet=True)[0] for n in (1, 5))
     assert [r["steps"] for r in one] == [r["steps"] for r in five]
@@ -204,7 +204,7 @@ def test_frames_show_roles_in_colour_and_in_plain_marks(model: Any) -> None:
 ASRD = [sys.executable, "-c", "import sys; from asrd.cli import main; sys.exit(main())"]
 
 
-def test_compare_writes_tables_and_picture_without_a_terminal(folder: str, tmp_path: Path) -> None:
+def test_compare_writes_tables_and_plot_without_a_terminal(folder: str, tmp_path: Path) -> None:
     command = [*ASRD, "compare", "--n", "4", "--level", "medium", "--model", folder, "--out", str(tmp_path / "out"),
                "--sweep", "threshold=0.2,0.4", "--batch-size", "4"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -219,7 +219,7 @@ def test_compare_writes_tables_and_picture_without_a_terminal(folder: str, tmp_p
     assert "| standard |" in (tmp_path / "out" / "results.md").read_text()
 
 
-def test_an_interrupted_comparison_goes_on_where_it_stopped(folder: str, tmp_path: Path) -> None:
+def test_an_interrupted_comparison_resumes_where_it_stopped(folder: str, tmp_path: Path) -> None:
     command = [*ASRD, "compare", "--n", "12", "--level", "medium", "--model", folder, "--out", str(tmp_path),
                "--decoders", "standard", "--batch-size", "1"]  # fmt: skip
     process = subprocess.Popen(
@@ -247,7 +247,7 @@ def test_an_interrupted_comparison_goes_on_where_it_stopped(folder: str, tmp_pat
     assert len(after) == 12
 
 
-def test_demo_narrates_without_a_terminal(folder: str) -> None:
+def test_demo_prints_the_revocations_without_a_terminal(folder: str) -> None:
     done = subprocess.run(
         [*ASRD, "demo", "--model", folder, "--watch", "1", "--n", "2", "--level", "medium"],
         capture_output=True, text=True, check=False,

@@ -1,4 +1,4 @@
-"""Attention between roles: the mean that is meant, on the states that are meant, and only where a model tells it."""
+"""Attention between roles: means over the right heads, pairs and states; models that return none are refused."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from asrd.lab.diagnose.attention import PAIRS, VARIANTS, attention_redistribution, between_roles, summarise
+from asrd.lab.diagnose.context import DecodeContext, cached_anchors
 from asrd.lab.diagnose.samples import Sample
-from asrd.lab.diagnose.stage import Stage, cached_anchors
 from asrd_kernels import NO_ENTROPY, DecodeState
 from tests.support.table_models import TableModel, TableSpec, make_llama
 
@@ -19,7 +19,7 @@ SAMPLES = [Sample("a", (2, 3, 4)), Sample("b", (5, 6)), Sample("c", (7, 8, 9, 2)
 SETTINGS = {"max_new_tokens": 12, "block_length": 6, "threshold": 0.3, "alpha": 0.5, "beta": 0.8, "early_stop": False}
 
 
-def test_the_mean_is_over_heads_and_pairs_and_nobody_looks_at_itself() -> None:
+def test_the_mean_is_over_heads_and_pairs_without_the_diagonal() -> None:
     attention = torch.zeros(2, 2, 3, 3)
     attention[0, 0] = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.3, 0.5], [0.4, 0.4, 0.2]])
     attention[0, 1] = torch.tensor([[0.7, 0.3, 0.0], [0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])
@@ -27,12 +27,12 @@ def test_the_mean_is_over_heads_and_pairs_and_nobody_looks_at_itself() -> None:
     last = torch.tensor([[False, False, True], [False, False, False]])
     to_last = between_roles(attention, first_two, last)
     assert to_last[0].item() == pytest.approx((0.0 + 0.5) / 2)
-    assert to_last[1].isnan(), "nobody to look at"
+    assert to_last[1].isnan(), "no keys of that role"
     among = between_roles(attention, first_two, first_two)
     assert among[0].item() == pytest.approx((0.2 + 0.1) / 2), "the diagonal does not count"
 
 
-def test_a_change_is_paired_by_prompt_and_belongs_to_the_edit_of_who_looks() -> None:
+def test_a_change_is_paired_by_prompt_and_is_that_of_the_queries_edit() -> None:
     sums = torch.zeros(len(VARIANTS), 1, 3, len(PAIRS))
     counts = torch.full((len(PAIRS), 3), 2.0)
     counts[1, 2] = 0  # this prompt never had a mask and a pending token at once
@@ -91,14 +91,14 @@ def edited(state: DecodeState, row: int, table: Tensor, guidance: float, probe: 
     return torch.stack(out)
 
 
-def test_the_figures_are_those_of_the_decodes_own_states_with_and_without_the_edits() -> None:
+def test_the_estimates_are_those_of_the_decodes_own_states_with_and_without_the_edits() -> None:
     model = LooksByLikeness(TableModel(TableSpec(seed=3, volatility=0.2)))
     table = model.get_input_embeddings().weight.detach()
     wanted: dict[tuple[str, int], dict[str, list[float]]] = {}
-    stage = Stage.of(model, SAMPLES, SETTINGS)
+    context = DecodeContext.of(model, SAMPLES, SETTINGS)
 
     def watch(state: DecodeState) -> None:
-        anchors = cached_anchors(state, stage.rules.capacity)
+        anchors = cached_anchors(state, context.rules.capacity)
         for row in range(len(SAMPLES)):
             if bool(state.done[row]) or not bool(anchors[row].any()):
                 continue
@@ -119,7 +119,7 @@ def test_the_figures_are_those_of_the_decodes_own_states_with_and_without_the_ed
                         sum(pairs) / len(pairs)
                     )
 
-    stage.decode([watch])
+    context.decode([watch])
     found = [r for r in attention_redistribution(model, SAMPLES, SETTINGS, batch_size=3) if (r.of, r.to) == PAIRS[3]]
     assert len(found) == 1, "one layer"
     for variant in VARIANTS:
@@ -128,7 +128,7 @@ def test_the_figures_are_those_of_the_decodes_own_states_with_and_without_the_ed
     assert found[0].states == sum(len(each["off"]) for each in wanted.values()) > 3
 
 
-def test_without_strength_nothing_changes_and_with_it_something_does() -> None:
+def test_with_alpha_and_beta_zero_attention_does_not_change_and_otherwise_it_does() -> None:
     model = make_llama(seed=1)
     model.set_attn_implementation("eager")
     still = attention_redistribution(model, SAMPLES, SETTINGS | {"alpha": 0.0, "beta": 0.0})
@@ -142,7 +142,7 @@ def test_without_strength_nothing_changes_and_with_it_something_does() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: make_llama(seed=1), lambda: TableModel(TableSpec(seed=3))])
-def test_a_model_that_tells_no_attentions_is_refused_with_a_way_out(make: Any) -> None:
+def test_a_model_that_returns_no_attentions_is_refused_with_a_hint(make: Any) -> None:
     model = make()
     if hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation("sdpa")

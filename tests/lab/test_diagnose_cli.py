@@ -1,4 +1,4 @@
-"""`asrd diagnose ...` as a user runs it: tables, files, words, and one line for what is wrong."""
+"""`asrd diagnose ...` as a user runs it: tables, files, sentences, and errors in one line."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def content(folder: Path, name: str) -> dict:
         ("errors", ["--decoders", "threshold,asrd", "--windows", "1,2"], "methods"),
         ("runtime", ["--decoders", "asrd", "--set", "kv_cache=dual"], "parts"),
         ("visible", ["--draws", "2"], "distances"),
-        ("stability", ["--windows", "1", "--longest", "2", "--models", "tiny"], "falls"),
+        ("stability", ["--windows", "1", "--longest", "2", "--models", "tiny"], "decay"),
     ],
 )
-def test_a_diagnosis_shows_a_table_and_leaves_its_files(
+def test_a_diagnosis_prints_a_table_and_writes_its_files(
     name: str, options: list[str], table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diagnose", name, *SMALL, *options, "--out", str(tmp_path)]) == 0
@@ -57,7 +57,7 @@ def test_a_diagnosis_shows_a_table_and_leaves_its_files(
     assert found["words"][0] in (tmp_path / f"{name}.md").read_text()
 
 
-def test_as_a_program_of_its_own_with_a_users_prompts(folder: str, tmp_path: Path) -> None:
+def test_in_a_process_of_its_own_with_a_users_prompts(folder: str, tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     lines = [json.dumps({"prompt": s.text, "answer": s.reference}) for s in packaged_samples(2, "easy")]
     own.write_text("\n".join(lines))

@@ -10,21 +10,24 @@ from typing import Any
 import pytest
 
 from asrd.lab.diagnose.annotations import INSTRUCTIONS, read_annotations, tasks
-from asrd.lab.diagnose.errors import annotated_errors, figures, mark
+from asrd.lab.diagnose.errors import annotated_errors, count_errors, figures
 
 LONG, SHORT = [True] * 15, [True] * 14
 
 
 def test_a_run_of_fifteen_is_long_and_one_of_fourteen_is_not() -> None:
     mask = [*LONG, False, *SHORT, False, False]
-    found = mark(mask)
+    found = count_errors(mask)
     assert (found.length, found.errors, found.long_errors) == (32, 29, 15)
     broken = [*[True] * 10, False, *[True] * 10]
-    assert mark(broken).long_errors == 0
+    assert count_errors(broken).long_errors == 0
 
 
 def test_the_figures_are_ratios_of_sums_over_texts() -> None:
-    texts = [mark([*LONG, *[False] * 5], anchors=[0, 1, 19], right=False), mark([False] * 80, anchors=[5], right=True)]
+    texts = [
+        count_errors([*LONG, *[False] * 5], anchors=[0, 1, 19], right=False),
+        count_errors([False] * 80, anchors=[5], right=True),
+    ]
     found = figures("asrd", 2, texts)
     assert found.error_rate.value == pytest.approx(15 / 100)
     assert found.long_span.value == 1.0
@@ -35,10 +38,10 @@ def test_the_figures_are_ratios_of_sums_over_texts() -> None:
     assert found.error_rate.high == pytest.approx(15 / 20), "a set of the first text alone is drawn often enough"
 
 
-def test_what_was_not_recorded_is_not_a_number() -> None:
-    found = figures("standard", None, [mark([False] * 8), mark([False] * 8)])
+def test_what_was_not_recorded_is_nan() -> None:
+    found = figures("standard", None, [count_errors([False] * 8), count_errors([False] * 8)])
     assert found.error_rate.value == 0.0
-    assert 0 < found.error_rate.high < 0.3, "none of 16 is not certainty"
+    assert 0 < found.error_rate.high < 0.3, "the interval of 0 of 16 has a width"
     for estimate in (found.long_span, found.contamination, found.anchors, found.right):
         assert math.isnan(estimate.value)
 
@@ -102,7 +105,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path: Path, what: Any, 
     assert "annotated.json" in str(caught.value)
 
 
-def test_the_annotator_is_told_what_to_mark_and_what_to_hand_back() -> None:
+def test_the_instructions_say_what_to_mark_and_what_to_return() -> None:
     for kind in ("code", "math"):
         file = tasks(kind, {}, [{"id": "1"}])
         assert file["version"] == 1

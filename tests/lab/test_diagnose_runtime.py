@@ -1,4 +1,4 @@
-"""The parts of a step: a clock that is read right, runs that are planned right, the paper's figures as they stand."""
+"""Time of a step by part: the clock's parts, the planned runs, and the paper's published times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ticks")
-def test_every_part_is_timed_once_a_step() -> None:
+def test_every_part_is_timed_once_per_step() -> None:
     times = time_decode(make_llama(seed=1), SAMPLES[0], SETTINGS | {"decoder": "threshold"})
     looks = {
         "embed": 1,
@@ -38,14 +38,14 @@ def test_every_part_is_timed_once_a_step() -> None:
 
 
 @pytest.mark.usefixtures("ticks")
-def test_what_a_cached_forward_takes_beyond_the_models_body_is_the_caches() -> None:
+def test_time_of_a_cached_forward_outside_the_models_body_is_the_caches() -> None:
     times = time_decode(make_llama(seed=1), SAMPLES[0], SETTINGS | {"decoder": "threshold", "kv_cache": "dual"})
     forward, cache = times[:, COLUMNS.index("forward")], times[:, COLUMNS.index("cache")]
-    assert bool((forward == 1000).all()), "one call of the body a step"
+    assert bool((forward == 1000).all()), "one call of the body per step"
     assert bool((cache == 2000).all()), "before it and after it"
 
 
-def test_a_prompts_figure_is_the_mean_over_its_steps() -> None:
+def test_a_prompts_time_is_the_mean_over_its_steps() -> None:
     first = torch.tensor([[1.0, 10, 0, 1, 2, 0], [3.0, 10, 0, 1, 2, 0]])
     second = torch.tensor([[4.0, 30, 10, 1, 1, 4]])
     found = summarise("asrd", [first, second])
@@ -55,7 +55,7 @@ def test_a_prompts_figure_is_the_mean_over_its_steps() -> None:
     assert found.steps == 3
 
 
-def test_a_cache_adds_a_line_for_each_decoder_that_goes_with_one() -> None:
+def test_a_cache_adds_a_row_for_each_decoder_that_supports_one() -> None:
     labels = [run.label for run in plan(("wino", "asrd"), {"kv_cache": "dual", "threshold": 0.5})]
     assert labels == ["wino", "asrd", "asrd kv_cache=dual"]
     assert [run.label for run in plan(("asrd",), {})] == ["asrd"]
@@ -63,7 +63,7 @@ def test_a_cache_adds_a_line_for_each_decoder_that_goes_with_one() -> None:
         plan(("magic",), {})
 
 
-def test_all_decoders_are_timed_and_the_papers_lines_are_marked_as_not_ours() -> None:
+def test_all_decoders_are_timed_and_the_papers_rows_are_marked_as_such() -> None:
     found = runtime_breakdown(make_llama(seed=1), SAMPLES, ("standard", "asrd"), SETTINGS | {"kv_cache": "prefix"})
     assert [b.label for b in found] == ["standard", "standard kv_cache=prefix", "asrd", "asrd kv_cache=prefix"]
     for b in found:

@@ -1,4 +1,4 @@
-"""The paper's bounds hold on every state up to rounding, a broken one is found, falls are read for what they are."""
+"""The paper's bounds hold on every state up to rounding, violations are found, the shape of a decay is recognised."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.displacement import DisplacementWatcher, displacements
 from asrd.lab.diagnose.persistence import RunWatcher, persistence
 from asrd.lab.diagnose.samples import Sample
-from asrd.lab.diagnose.stage import Stage
 from asrd.lab.tiny.language import ID, MASK_ID
 from asrd.lab.tiny.task import generate
 from asrd_kernels import NO_ENTROPY, DecodeState, Rules, anchor_embed_torch, new_state
@@ -70,10 +70,10 @@ def test_guidance_and_probe_keep_to_the_papers_bounds(
     assert len(probe.moved) == 9
     assert guidance.violations == probe.violations == 0
     coarse = torch.finfo(dtype).eps
-    assert bool((probe.slack <= 200 * coarse * (probe.embedding + probe.bound + 1)).all()), "the slack is rounding's"
+    assert bool((probe.slack <= 200 * coarse * (probe.embedding + probe.bound + 1)).all()), "the slack is small"
 
 
-def test_the_figures_of_a_state_worked_out_by_hand() -> None:
+def test_displacements_of_a_state_computed_by_hand() -> None:
     rules = Rules(mask_id=3, pad_id=0, capacity=4, alpha=0.5, beta=0.5, magnitude="constant", block_length=4)
     table = torch.tensor([[0.0, 0.0], [2.0, 0.0], [2.0, 4.0], [0.0, 1.0]])
     state = new_state(torch.zeros(1, 1, dtype=torch.int64), 4, rules)
@@ -90,7 +90,7 @@ def test_the_figures_of_a_state_worked_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_broken_bound_is_found(dtype: torch.dtype) -> None:
+def test_a_violated_bound_is_found(dtype: torch.dtype) -> None:
     rules = Rules(MASK, 0, capacity=3, alpha=0.2, beta=0.5, magnitude="constant", block_length=LENGTH)
     state, table = random_state(7, dtype, 1.0, rules)
     too_strong = edit(state, table, replace(rules, alpha=0.25, beta=0.7))
@@ -106,9 +106,9 @@ def test_the_bounds_hold_on_the_states_of_real_decodes(dtype: torch.dtype) -> No
     model = make_llama(seed=2).to(dtype)
     samples = [Sample("a", (2, 3, 4)), Sample("b", (5, 6))]
     chosen = {"max_new_tokens": 16, "block_length": 8, "threshold": 0.3, "early_stop": False}
-    stage = Stage.of(model, samples, chosen)
-    watcher = DisplacementWatcher(stage)
-    stage.decode([watcher])
+    context = DecodeContext.of(model, samples, chosen)
+    watcher = DisplacementWatcher(context)
+    context.decode([watcher])
     guidance, probe = watcher.guidance, watcher.probe
     assert len(guidance.moved) > 5
     assert len(probe.moved) > 5
@@ -118,7 +118,7 @@ def test_the_bounds_hold_on_the_states_of_real_decodes(dtype: torch.dtype) -> No
         assert float(probe.cosine.max()) < 1e-5
 
 
-def test_an_exponential_fall_is_read_as_one() -> None:
+def test_an_exponential_decay_is_recognised() -> None:
     pairs = torch.full((8,), 1024.0)
     halves = torch.tensor([512.0, 256.0, 128.0, 64.0]).repeat(8, 1)
     found = persistence(pairs, halves)
@@ -128,7 +128,7 @@ def test_an_exponential_fall_is_read_as_one() -> None:
     assert "an exponential fall, is within the intervals; independent steps are within" in found.in_words()
 
 
-def test_wrong_predictions_that_stay_are_not_called_exponential() -> None:
+def test_persistent_wrong_predictions_are_not_called_exponential() -> None:
     pairs = torch.full((8,), 10_000.0)
     found = persistence(pairs, torch.tensor([4000.0, 2000.0, 1800.0, 1780.0]).repeat(8, 1))
     assert "slower than exponential" in found.in_words()

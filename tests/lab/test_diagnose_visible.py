@@ -1,4 +1,4 @@
-"""Fit for revocation? Models of which it is known what they predict where a token stands."""
+"""Suitability for revocation, with models whose predictions at visible tokens are known."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from asrd.lab.diagnose.context import DecodeContext, cached_anchors
+from asrd.lab.diagnose.partial_states import MOST_PENDING, distance_to_mask, draw_partial_states
 from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples
-from asrd.lab.diagnose.scenes import MOST_PENDING, distance_to_mask, draw_scene
-from asrd.lab.diagnose.stage import Stage, cached_anchors
 from asrd.lab.diagnose.visible import precision, visible_behaviour, wrong_tokens
 from asrd.lab.tiny.tokenizer import build_tokenizer
 
@@ -47,7 +47,7 @@ class Predictor(nn.Module):
 
 
 def truth(seen: Tensor) -> Tensor:
-    """The answer to the prompt that ends in 3 + row, whatever stands there."""
+    """The answer to the prompt that ends in 3 + row, independent of the visible tokens."""
     rows = []
     for tokens in seen.tolist():
         answer = ANSWERS[(tokens[1] - 3) % len(ANSWERS)]
@@ -61,15 +61,15 @@ def itself(seen: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shift", [False, True])
 @pytest.mark.parametrize(
-    ("says", "kept", "flipped", "corrected", "verdict"),
+    ("says", "kept", "flipped", "corrected", "conclusion"),
     [
-        (itself, 1.0, 0.0, 0.0, "blind"),
+        (itself, 1.0, 0.0, 0.0, "low recall"),
         (truth, 1.0, 1.0, 1.0, "fit"),
-        (lambda seen: (seen + 1) % MASK, 0.0, 1.0, None, "restless"),
+        (lambda seen: (seen + 1) % MASK, 0.0, 1.0, None, "low precision"),
     ],
 )
-def test_known_predictors_are_told_apart(
-    says: Any, kept: float, flipped: float, corrected: float | None, verdict: str, shift: bool
+def test_known_predictors_get_their_rates_and_conclusion(
+    says: Any, kept: float, flipped: float, corrected: float | None, conclusion: str, shift: bool
 ) -> None:
     found = visible_behaviour(Predictor(says, shift), SAMPLES, SETTINGS, draws=4)
     for which in (0, 1):
@@ -78,7 +78,7 @@ def test_known_predictors_are_told_apart(
             assert found.overall.flipped[kind][which].value == flipped
             if corrected is not None:
                 assert found.overall.corrected[kind][which].value == corrected
-    assert found.verdict == verdict
+    assert found.conclusion == conclusion
     assert f"{100 * kept:.1f} %" in found.words
     assert found.overall.plants == 20
     assert sum(b.plants for b in found.by_distance) == 20
@@ -86,7 +86,7 @@ def test_known_predictors_are_told_apart(
 
 
 def test_the_probe_is_applied_where_it_is_said_to_be() -> None:
-    """A probe so strong that it drowns the token: a predictor of what it sees then fails with it, and only with it."""
+    """Under a probe far stronger than the token, a predictor that repeats its input fails, and without it does not."""
     found = visible_behaviour(Predictor(itself), SAMPLES, SETTINGS | {"beta": 50.0}, draws=4)
     assert found.overall.kept[0].value == 1.0
     assert found.overall.kept[1].value < 0.3
@@ -101,26 +101,26 @@ def test_distance_is_to_the_nearest_mask_on_either_side() -> None:
     assert distance_to_mask(masked).tolist() == [[2, 1, 0, 1, 2, 1, 0], [7] * 7]
 
 
-def test_scenes_look_like_a_decode_in_mid_course() -> None:
-    stage = Stage.of(Predictor(itself), SAMPLES * 40, SETTINGS | {"capacity": 3})
+def test_partial_states_have_the_form_of_a_decode_in_progress() -> None:
+    context = DecodeContext.of(Predictor(itself), SAMPLES * 40, SETTINGS | {"capacity": 3})
     answers = torch.tensor([sample.answer for sample in SAMPLES * 40])
     free = torch.zeros_like(answers, dtype=torch.bool)
     free[:, ::2] = True
-    scene = draw_scene(stage, answers, free, torch.Generator().manual_seed(0))
-    state, masked = scene.state, scene.state.generated == MASK
+    partial = draw_partial_states(context, answers, free, torch.Generator().manual_seed(0))
+    state, masked = partial.state, partial.state.generated == MASK
     rows, blocks = torch.arange(len(answers)), set()
     anchors = cached_anchors(state, 3)
-    assert torch.equal(state.generated[~masked], answers[~masked]), "what stands is right"
+    assert torch.equal(state.generated[~masked], answers[~masked]), "committed tokens are right"
     for row in rows.tolist():
-        block = int(scene.planted[row]) // 6
+        block = int(partial.planted[row]) // 6
         blocks.add(block)
         assert bool(masked[row, 6 * block : 6 * block + 6].any())
         assert bool(masked[row, 6 * (block + 1) :].all())
         assert not bool(masked[row, : 6 * block].any())
         assert set((state.pending[row].nonzero().flatten() // 6).tolist()) == {block}
     assert blocks == {0, 1}
-    assert bool(state.pending[rows, scene.planted].all())
-    assert not bool(free[rows, scene.planted].any())
+    assert bool(state.pending[rows, partial.planted].all())
+    assert not bool(free[rows, partial.planted].any())
     assert int(state.pending.sum(1).max()) <= MOST_PENDING
     assert not bool((anchors & (masked | state.pending)).any())
     assert bool(anchors.any(1).float().mean() > 0.5)
@@ -179,7 +179,7 @@ def test_a_users_file_that_does_not_fit_is_refused_by_entry(tmp_path: Path, text
         read_samples(path, build_tokenizer(), need_answers=True)
 
 
-def test_answers_too_short_to_judge_are_refused() -> None:
+def test_answers_that_are_too_short_are_refused() -> None:
     with pytest.raises(ValueError, match="sample 'x' has an answer of 2 tokens: at least 3"):
         visible_behaviour(Predictor(itself), [Sample("x", (2, 3), (4, 5))])
     with pytest.raises(ValueError, match="draws=0"):

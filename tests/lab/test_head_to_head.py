@@ -1,5 +1,5 @@
-"""The head-to-head must be fair: the loop it measures against is LLaDA's, the pace is the one it says it is, and what
-it calls equal accuracy is that. How fast anything is, is no matter here."""
+"""The head-to-head is fair: its reference is LLaDA's loop, forward passes per block are as prescribed, and equal
+accuracy is what it says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.head_to_head.clock import Clock
 from benchmarks.head_to_head.loop import PlainLoop
 from benchmarks.head_to_head.on_tiny import sign_test, worth_timing
 from benchmarks.head_to_head.on_wide import BLOCK, Case, Contender, Wide, make_plan, time_once
-from benchmarks.head_to_head.page import finalists, median_interval, run_off_sentence, tiny_rows, verdicts
+from benchmarks.head_to_head.page import conclusions, median_interval, rerun_sentence, tiny_rows, two_fastest
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_rows_of_a_batch_change_blocks_at_different_steps_and_end_together() -> 
     assert len(set(plan[:, 0].tolist())) == 5
 
 
-def test_a_part_inside_another_is_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_part_inside_another_is_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0, 1, 3, 7])
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
     clock = Clock()
@@ -86,8 +86,8 @@ def test_the_paired_test_is_exact(better: int, worse: int, p: float) -> None:
 def entry(decoder: str, right: bool, forwards: float, refresh: int | None = None, cache: str | None = None) -> Any:
     settings = {"kv_cache": cache, "kv_refresh": refresh} if cache else {"threshold": forwards}
     return {
-        "decoder": decoder, "cache": cache, "settings": settings, "forwards": forwards, "as_right": right, "n": 100,
-        "accuracy": 0.9 if right else 0.5 + forwards / 1000, "p": 1.0,
+        "decoder": decoder, "cache": cache, "settings": settings, "forwards": forwards, "equal_accuracy": right,
+        "accuracy": 0.9 if right else 0.5 + forwards / 1000, "p": 1.0, "n": 100,
     }  # fmt: skip
 
 
@@ -102,26 +102,26 @@ def test_settings_that_cannot_be_the_fastest_at_equal_accuracy_are_not_timed() -
     assert chosen == [STANDARD, FAST, SELDOM, worse[1]]
 
 
-def test_the_verdict_names_the_fastest_that_is_as_right_whoever_it_is() -> None:
+def test_the_conclusion_names_the_fastest_at_equal_accuracy() -> None:
     chosen = [STANDARD, FAST, WRONG, SELDOM]
     tokens = 96.0
     rounds = [[{"seconds": s, "tokens": tokens} for s in (8.0, 4.0, 2.0, 0.5, 1.0)] for _ in range(2)]
-    (said,) = verdicts(tiny_rows(chosen, rounds, 1, 2), chosen)
+    (said,) = conclusions(tiny_rows(chosen, rounds, 1, 2), chosen)
     assert "is asrd with the dual cache (kv_refresh=4): 96 tokens/s, 8.0 times" in said
     assert "2.00 times the next" in said
     rounds[1][4]["seconds"] = 3.0
-    (said,) = verdicts(tiny_rows(chosen, rounds, 1, 2), chosen)
-    assert "not told apart from" in said
+    (said,) = conclusions(tiny_rows(chosen, rounds, 1, 2), chosen)
+    assert "indistinguishable from" in said
     for each in rounds:
         each[2]["seconds"] = 0.1
-    (said,) = verdicts(tiny_rows(chosen, rounds, 1, 2), chosen)
+    (said,) = conclusions(tiny_rows(chosen, rounds, 1, 2), chosen)
     assert "is asrd (threshold=30.0)" in said
     assert "The fastest ASRD with a cache is asrd with the dual cache (kv_refresh=4)" in said
 
 
-def test_the_run_off_is_between_the_fastest_two_decoders_that_are_as_right() -> None:
-    def entry(decoder: str, cache: str | None, as_right: bool) -> dict[str, Any]:
-        return {"decoder": decoder, "cache": cache, "settings": {"kv_cache": cache}, "as_right": as_right}
+def test_the_rerun_is_between_the_two_fastest_decoders_at_equal_accuracy() -> None:
+    def entry(decoder: str, cache: str | None, equal_accuracy: bool) -> dict[str, Any]:
+        return {"decoder": decoder, "cache": cache, "settings": {"kv_cache": cache}, "equal_accuracy": equal_accuracy}
 
     chosen = [
         entry("standard", None, True),
@@ -132,12 +132,12 @@ def test_the_run_off_is_between_the_fastest_two_decoders_that_are_as_right() -> 
     ]
     speeds = (1.0, 1.0, 9.0, 3.0, 4.0, 3.5)  # LLaDA's loop first
     rows = tiny_rows(chosen, [[{"tokens": 100, "seconds": 1 / speed} for speed in speeds]], batch=1, threads=1)
-    two = finalists(chosen, rows, batch=1, threads=1)
+    two = two_fastest(chosen, rows, batch=1, threads=1)
     assert [(one["decoder"], one["cache"]) for one in two] == [("asrd", "dual"), ("threshold", "dual")]
     even = [[{"tokens": 1, "seconds": 1.0}, {"tokens": 1, "seconds": 1.0 + 0.1 * (-1) ** i}] for i in range(12)]
-    assert run_off_sentence(two, even, 1, 1).endswith("not told apart.")
+    assert rerun_sentence(two, even, 1, 1).endswith("indistinguishable.")
     ahead = [[{"tokens": 1, "seconds": 1.0}, {"tokens": 1, "seconds": 1.2}]] * 12
-    assert "asrd with the dual cache is 1.20 times as fast as threshold with the dual cache" in run_off_sentence(
+    assert "asrd with the dual cache is 1.20 times as fast as threshold with the dual cache" in rerun_sentence(
         two, ahead, 1, 1
     )
 

@@ -1,4 +1,4 @@
-"""`asrd compare --preset`: every table of the paper in shape, each drawn as what it is, all on one page."""
+"""`asrd compare --preset`: the tables have the paper's rows, each has a plot, and all are on one page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from asrd.cli import main
 from asrd.config import AsrdConfig
 from asrd.lab.compare import RunSpec, summarise
-from asrd.lab.compare.picture import draw
+from asrd.lab.compare.plots import draw
 from asrd.lab.compare.presets import PRESETS, Part, Table
 from asrd.lab.compare.report import save_overview
 from asrd.lab.tiny.export import export
@@ -23,7 +23,7 @@ TABLES = {table.name: table for tables in PRESETS.values() for table in tables}
 
 
 def values(table: str, setting: str, decoder: str = "asrd") -> list[Any]:
-    """What a table has of a setting, in the order of its rows."""
+    """The values of a setting in a table, in the order of its rows."""
     runs = TABLES[table].runs({})
     return [run.settings[setting] for run in runs if run.decoder == decoder and setting in run.settings]
 
@@ -67,13 +67,13 @@ def test_every_run_is_a_valid_configuration_with_the_standard_decoder_to_compare
     assert len({run.name for run in runs}) == len(runs)
 
 
-def test_what_the_caller_sets_reaches_all_runs_but_not_what_the_table_varies() -> None:
+def test_settings_of_the_caller_apply_to_all_runs_except_where_the_table_sweeps_them() -> None:
     runs = TABLES["window"].runs({"kv_cache": "dual", "window": 3})
     assert {run.settings["kv_cache"] for run in runs} == {"dual"}
     assert [run.settings["window"] for run in runs if run.decoder == "asrd"] == [1, 2, 3, 4]
 
 
-def test_runs_that_decode_alike_share_their_records() -> None:
+def test_runs_with_equal_decodes_share_their_records() -> None:
     assert RunSpec("asrd", {"alpha": 0.1}).key() == RunSpec("asrd").key() != RunSpec("asrd", {"alpha": 0.2}).key()
     assert RunSpec("asrd", {"alpha": 0.1}).name != RunSpec("asrd").name
 
@@ -84,7 +84,7 @@ def record(seconds: float, right: bool = True) -> dict[str, Any]:
     return zero | {"seconds": seconds, "steps": 9, "length": 20, "right": right}
 
 
-def test_speed_is_over_the_uncached_standard_decoder_that_is_most_alike() -> None:
+def test_speed_is_relative_to_the_uncached_standard_decoder_with_most_settings_in_common() -> None:
     runs = [RunSpec("standard", {"block_length": 16}), RunSpec("standard", {"block_length": 32}),
             RunSpec("standard", {"kv_cache": "dual"}), RunSpec("asrd", {"block_length": 16}),
             RunSpec("asrd", {"kv_cache": "dual"})]  # fmt: skip
@@ -93,7 +93,7 @@ def test_speed_is_over_the_uncached_standard_decoder_that_is_most_alike() -> Non
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_table_can_be_drawn_and_shown_on_one_page(name: str, tmp_path: Path) -> None:
+def test_every_table_can_be_plotted_and_shown_on_one_page(name: str, tmp_path: Path) -> None:
     table = TABLES[name]
     runs = table.runs({})
     found = [[record(1 + row % 3, right=(row + n) % 3 > 0) for n in range(2)] for row in range(len(runs))]

@@ -74,7 +74,7 @@ def test_it_is_small(model: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_repository_says_where_the_weights_come_from(recipe: str) -> None:
+def test_the_origin_of_the_weights_is_recorded(recipe: str) -> None:
     """The recipe's own command with its own schedule, from a clean commit, within 90 minutes."""
     training = content(RECIPES[recipe].folder, "training.json")
     assert training["command"].startswith(f"python -m asrd.lab.tiny.train --recipe {recipe}")
@@ -87,7 +87,7 @@ def test_the_repository_says_where_the_weights_come_from(recipe: str) -> None:
 
 
 @pytest.mark.long
-def test_tiny_is_as_good_as_it_is_said_to_be() -> None:
+def test_tiny_has_the_accuracy_of_its_scores_json() -> None:
     """The standard decoder on 200 problems, within the interval that 200 problems of the stated accuracy have."""
     stated = content("tiny", "scores.json")["standard"]
     assert stated["problems"] == 1000
@@ -103,6 +103,6 @@ def test_tiny_is_as_good_as_it_is_said_to_be() -> None:
     assert low <= sum(record["right"] for record in records) / 200 <= high
 
 
-def test_committing_at_0_6_costs_tiny_answers() -> None:
+def test_threshold_0_6_costs_tiny_accuracy() -> None:
     scores = content("tiny", "scores.json")
     assert scores["threshold 0.6"]["interval"][1] < scores["standard"]["interval"][0]

@@ -104,7 +104,7 @@ def test_solutions_have_no_token_error(level: str) -> None:
         assert not any(token_errors(problem, problem.response_ids))
 
 
-def test_a_wrong_number_is_an_error_where_it_stands_and_nowhere_else() -> None:
+def test_a_wrong_number_is_an_error_at_its_position_only() -> None:
     problem = generate(1)
     for at, word in enumerate(problem.response):
         if word.isdigit():

@@ -1,4 +1,4 @@
-"""What must hold of training: the loss falls, a killed run goes on as if nothing had happened, the export is exact."""
+"""What must hold of training: the loss decreases, a killed run resumes to the same state, the export is exact."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small_model(shift: bool = False) -> TinyModel:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_loss_falls(recipe: str) -> None:
+def test_the_loss_decreases(recipe: str) -> None:
     settings = Settings(recipe, seed=3, updates=4000, minutes=1e9)
     state = new_state(settings)
     means = []

@@ -1,4 +1,4 @@
-"""Traces: they replay every state of every decoder, say what the steps read, and are read back from disk as written."""
+"""Traces replay every state of every decoder, hold the statistics of each step, and are read back as written."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trace_of(model: Any, *arguments: Any, **settings: Any) -> tuple[Trace, Any, 
 
 
 def require_replay(trace: Trace, out: Any, states: States) -> None:
-    """Every canvas of the replay is the state that was, and the last is the output."""
+    """Every canvas of the replay equals the state of the decode, and the last one the output."""
     trace.check()
     capacity = trace.header.capacity
     for number, canvases in enumerate(trace.replay()):
@@ -126,7 +126,7 @@ def test_a_trace_shows_tokens_that_are_overwritten() -> None:
     assert replaced
 
 
-def test_a_trace_longer_than_what_is_set_aside_at_once_is_the_same() -> None:
+def test_a_trace_of_several_chunks_is_the_same() -> None:
     model = TableModel(TableSpec(seed=1))
     trace, out, states = trace_of(model, PROMPT, MASKED, max_new_tokens=2 * CHUNK + 5, threshold=0.99, early_stop=False)
     assert len(trace.steps) > 2 * CHUNK
@@ -178,7 +178,7 @@ def test_statistics_are_those_of_the_step_rounded(decoder: str) -> None:
 
 @pytest.mark.parametrize("probe", ["orthogonal", "none", "parallel", "gaussian", "random"])
 @pytest.mark.parametrize("magnitude", ["entropy", "constant"])
-def test_guidance_and_probe_are_what_was_done_to_the_embeddings(probe: str, magnitude: str) -> None:
+def test_guidance_and_probe_are_those_of_the_embeddings(probe: str, magnitude: str) -> None:
     probed = guided = 0
     for seed in range(6):
         model = TableModel(TableSpec(seed=seed, zero_token=3))

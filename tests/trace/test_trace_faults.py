@@ -118,47 +118,47 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "prompts of two lengths": (header(prompt=[[1, 2], [3]]), "lists of ids of one length"),
     "padding beyond the prompt": (header(padding=[0, 5]), "padding must be 2 numbers"),
     "texts by words": (header(texts={"x": "y"}), "'x', which is not a token id"),
-    "a step left out": (without(2), "step 2 stands where step 1 is expected"),
-    "steps in another order": (swapped, "step 2 stands where step 1 is expected"),
+    "a step left out": (without(2), "found step 2, expected step 1"),
+    "steps in another order": (swapped, "found step 2, expected step 1"),
     "position out of range": (
         change("draft", lambda r: r["draft"][0].__setitem__(-1, 14)),
         "position 14, out of range",
     ),
     "positions in disorder": (change("pend", lambda r: r["pend"].append(0)), "in ascending order, each once"),
     "row out of range": (change("at", lambda r: r.update(row=2)), "row 2 is out of range: the trace has rows 0 to 1"),
-    "row twice": (twice_the_row, "row 0 comes twice in one step"),
+    "row twice": (twice_the_row, "row 0 occurs twice in one step"),
     "row left out": (row_left_out, "row 0 is missing, but it is not done"),
     "a done row goes on": (a_done_row_again, "is done already"),
     "block out of range": (change("at", lambda r: r.update(block=3)), "block 3 is out of range"),
     "a token on a token": (
         lambda lines: lines[2]["rows"][0].update(draft=lines[1]["rows"][0]["draft"]) or 3,
-        "stands already",
+        "already has token",
     ),
-    "the mask as a token": (change("draft", lambda r: r["draft"][1].__setitem__(0, 11)), "which is the mask"),
+    "the mask as a token": (change("draft", lambda r: r["draft"][1].__setitem__(0, 11)), "is the mask"),
     "tokens without positions": (change("draft", lambda r: r["draft"][0].pop()), "positions and"),
-    "a mask taken back": (change("at", lambda r: r.update(revoke=[13])), "position 13, where no token stands"),
-    "an anchor taken back": (
+    "a mask revoked": (change("at", lambda r: r.update(revoke=[13])), "position 13, which is a mask"),
+    "an anchor revoked": (
         lambda lines: (lambda n, r: lines[n]["rows"][r["row"]].update(revoke=r["anchor"][:1]) or n + 1)(
             *first(lines, "anchor")
         ),
         "which is an anchor",
     ),
-    "a mask pending": (change("pend", lambda r: r["pend"].append(13)), "pend at position 13, where no token stands"),
+    "a mask pending": (change("pend", lambda r: r["pend"].append(13)), "pend at position 13, which is a mask"),
     "kept but never pending": (
         change("at", lambda r: r.update(keep=[13])),
         "keep at position 13, which is not pending",
     ),
-    "a mask as anchor": (change("anchor", lambda r: r["anchor"].append(13)), "anchor at position 13, where no token"),
+    "a mask as anchor": (change("anchor", lambda r: r["anchor"].append(13)), "anchor at position 13, which is a mask"),
     "a cache that is not first in first out": (
         change("cache", lambda r: r.update(cache=[12])),
-        "cache is [12], but by",
+        "cache is [12], but after",
     ),
     "no cache": (change("cache", lambda r: r.pop("cache")), "cache is not given"),
     "counters that shrink": (change("draft", lambda r: r.update(counts=[0, 0, 0])), "counts grow by"),
     "two counters": (change("draft", lambda r: r.update(counts=[0, 0])), "counts must be three numbers"),
     "padding before the end": (
         change("fill", lambda r: r["fill"].__setitem__(0, 0)),
-        "no end of text stands before it",
+        "not preceded by an end-of-text",
     ),
     "padding of another kind": (change("fill", lambda r: r["fill"].__setitem__(1, 5)), "but padding is 0"),
     "padding in a row that goes on": (change("fill", lambda r: r.pop("done")), "but the row is not done"),
@@ -168,9 +168,9 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "a time of another length": (lambda lines: lines[1]["ms"].pop() and 2, "ms has 4 entries and should have 5"),
     "an unknown event": (change("at", lambda r: r.update(teleport=[1])), "'teleport' is not a part of a row"),
     "neither step nor end": (lambda lines: lines[1].pop("step") and 2, "neither a step nor the end"),
-    "lines after the end": (a_line_more, "the trace has ended, but lines follow"),
-    "no end": (no_end, "it was cut off"),
-    "another number of steps": (end(lambda e: e.update(end=99)), "the end counts 99 steps"),
+    "lines after the end": (a_line_more, "lines follow after the end of the trace"),
+    "no end": (no_end, "the trace was cut off"),
+    "another number of steps": (end(lambda e: e.update(end=99)), "the last line says 99 steps"),
     "another output": (end(lambda e: e["tokens"][0].__setitem__(0, 9)), "the output has token 9 at position 0"),
     "an output of another length": (end(lambda e: e["tokens"][0].pop()), "tokens must be 2 lists of 14 ids"),
 }
@@ -192,15 +192,15 @@ def test_a_planted_fault_is_refused_with_its_line(name: str, good: list[str], tm
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        (lambda lines: "", 0, "it is empty"),
+        (lambda lines: "", 0, "the trace is empty"),
         (lambda lines: "\n".join(lines)[:-20], -1, "the line is cut off"),
         (lambda lines: "\n".join([lines[0], lines[1][:-9], *lines[2:]]) + "\n", 2, "the line is not JSON"),
         (lambda lines: "\n".join([lines[0], "[1, 2]", *lines[1:]]) + "\n", 2, "expected an object, found list"),
         (lambda lines: lines[0] + "\n" + lines[1].replace('"ms":[', '"ms":[NaN,') + "\n", 2, "NaN is not a number"),
-        (lambda lines: "a picture", 1, "the line is cut off"),
+        (lambda lines: "not a trace", 1, "the line is cut off"),
     ],
 )
-def test_what_is_no_trace_at_all_is_refused(
+def test_a_file_that_is_not_a_trace_is_refused(
     text: Callable[[list[str]], str], line: int, message: str, good: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "wrong.jsonl"
@@ -212,7 +212,7 @@ def test_what_is_no_trace_at_all_is_refused(
     assert str(path) in str(error.value)
 
 
-def test_what_is_left_of_a_killed_decode_can_be_read_on_request(good: list[str], tmp_path: Path) -> None:
+def test_the_trace_of_a_killed_decode_can_be_read_as_partial(good: list[str], tmp_path: Path) -> None:
     path = tmp_path / "killed.jsonl"
     path.write_text("\n".join(good[:4])[:-10])
     with pytest.raises(TraceError, match="cut off"):

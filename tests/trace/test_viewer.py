@@ -1,4 +1,4 @@
-"""The viewer in a real browser: it shows what the trace says, moves as told, and runs nothing that is not its own."""
+"""The viewer in a real browser: it shows the states of the trace, can be controlled, and runs only its own code."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     faults: list[str] = []
     contexts = []
 
-    def opened(traces: list[Trace], verdicts: tuple[str, ...] = (), **options: Any) -> Any:
+    def opened(traces: list[Trace], grades: tuple[str, ...] = (), **options: Any) -> Any:
         path = tmp_path / "trace.html"
-        path.write_text(page(traces, verdicts), encoding="utf-8")
+        path.write_text(page(traces, grades), encoding="utf-8")
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
         contexts.append(context)
         tab = context.new_page()
@@ -230,7 +230,7 @@ def test_hovering_a_token_shows_its_history_and_a_click_pins_all_of_it(show: Ope
     token.click()
     pinned = tab.locator("#history")
     assert shown_lines(tab, "#history") == history_lines(traces[0], position)
-    assert "taken back" in pinned.text_content()
+    assert "revoked" in pinned.text_content()
     assert f"position {position}" in pinned.text_content()
     first = pinned.locator(".seek").first
     number = first.text_content()
@@ -366,7 +366,7 @@ def test_rows_of_a_batch_can_be_chosen(show: Opener) -> None:
     assert tab.locator("#prompt").text_content() == "".join(trace.texts[t] for t in (5, 4, 8)).strip()
 
 
-def test_classifier_free_guidance_counts_two_forward_passes_a_step(show: Opener) -> None:
+def test_classifier_free_guidance_counts_two_forward_passes_per_step(show: Opener) -> None:
     trace = a_trace("asrd", cfg_scale=1.0)
     tab = show([trace, a_trace("standard")])
     assert tab.locator(".counter-passes dd").first.text_content() == str(2 * len(trace.steps))

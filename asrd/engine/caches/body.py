@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asrd.engine.caches.partial import PartialForward
 from asrd.engine.caches.schedule import Schedule
 from asrd.engine.request import Request
-from asrd.models.adapter import ModelAdapter
+from asrd.models.adapter import AttentionLayout, ModelAdapter
 from asrd_kernels import DecodeState
 
 
@@ -28,7 +29,19 @@ class CachedBody:
         length = request.prompt.shape[1] + request.length
         self.schedule = Schedule(request.kv_cache, request.rules.block_length, request.kv_refresh, adapter.shift)
         self.parts = PartialForward(adapter, inputs, attention, positions, length)
+        self.real = None if request.attention is None else request.attention.bool()
+        self.computed = torch.zeros(len(request.prompt), dtype=torch.int64, device=request.prompt.device)
+        """[B] positions computed so far, without padding."""
 
-    def __call__(self, embeds: Tensor, state: DecodeState) -> Tensor:
-        """Hidden states [N, L, D] of embeds [N, L, D] at the state before the forward."""
-        return self.parts.recompute(embeds, self.schedule.due(state))
+    def __call__(
+        self, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None, probed: bool = True
+    ) -> Tensor:
+        """Hidden states [N, M, D] of embeds [N, M, D], the canvas and what the layout puts behind it, at the state
+        before the forward. probed: the pending tokens' embeddings are not their own."""
+        due = self.schedule.due(state, probed)
+        self.computed += (due if self.real is None else due & self.real).sum(1)
+        if layout is not None:
+            used = torch.ones_like(layout.visible[:, 0, due.shape[1] :]) if layout.used is None else layout.used
+            self.computed += used.sum(1)
+            due = torch.cat([due, used], dim=1)
+        return self.parts.recompute(embeds, due, layout)

@@ -1,16 +1,16 @@
-"""Decoders side by side on the packaged task, where every token's truth is known.
+"""Decoders side by side on the packaged task, where it is known of every token whether it is right.
 
-judge     one decode against the truth: answer, errors, revocations, anchors
+grading   one decode against the reference: answer, errors, revocations, anchors
 plan      which decoders with which settings: the runs of a comparison
 measure   runs over problems, batch by batch, resuming where it stopped
 report    tables, CSV, JSON
 presets   the paper's tables by name
-picture   accuracy and forward passes, as curves, rows or a grid
+plots     accuracy and forward passes, as curves, rows or a grid
 """
 
-from asrd.lab.compare.judge import Judge, Verdict
+from asrd.lab.compare.grading import Grade, Grader
 from asrd.lab.compare.measure import check_runs, measure
 from asrd.lab.compare.plan import RunSpec, plan_runs
 from asrd.lab.compare.report import Summary, summarise
 
-__all__ = ["Judge", "RunSpec", "Summary", "Verdict", "check_runs", "measure", "plan_runs", "summarise"]
+__all__ = ["Grade", "Grader", "RunSpec", "Summary", "check_runs", "measure", "plan_runs", "summarise"]

@@ -1,4 +1,4 @@
-"""Runs decoders over problems, batch by batch; what is done is on disk and is not done again."""
+"""Runs decoders over problems, batch by batch. Results are kept on disk; finished problems are not decoded again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from asrd.config import AsrdConfig
 from asrd.generate import checked_decoder, fast_generate
-from asrd.lab.compare.judge import Judge
+from asrd.lab.compare.grading import Grader
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.tiny.batch import collate
 from asrd.lab.tiny.task import Problem
 from asrd.models.adapter import ModelAdapter
 from asrd.output import AsrdOutput
 
-Record = dict[str, Any]  # a Verdict's fields and: problem (its seed), steps, seconds, drafted
+Record = dict[str, Any]  # a Grade's fields and: problem (its seed), steps, seconds, drafted, rows (positions computed)
 
 
 def measure(
@@ -32,7 +32,7 @@ def measure(
     batch_size: int = 32,
     quiet: bool = False,
 ) -> list[list[Record]]:
-    """The records of every run over all problems, in order. `context` (model, level) tells runs apart on disk."""
+    """The records of every run over all problems, in order. `context` (model, level) is part of a run's file name."""
     folder.mkdir(parents=True, exist_ok=True)
     records = []
     with tqdm(total=len(runs) * len(problems), unit="problem", disable=quiet or None) as bar:
@@ -61,7 +61,7 @@ def check_runs(model: Any, runs: Sequence[RunSpec]) -> None:
 
 
 def read_records(path: Path) -> dict[int, Record]:
-    """What a run has on disk by problem; a line cut short by an interruption is taken out, its problem not done."""
+    """A run's records on disk, by problem. A line cut short by an interruption is removed from the file."""
     if not path.exists():
         return {}
     content = path.read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def read_records(path: Path) -> dict[int, Record]:
 
 
 def decode_batch(model: Any, run: RunSpec, problems: Sequence[Problem]) -> list[Record]:
-    """Decode one batch and judge it. The seconds are the batch's, in equal shares, without the judging."""
+    """Decode and grade one batch. The seconds are the batch's, in equal shares, without the time of grading."""
     batch = collate(problems)
     width = batch.prompt.shape[1]
     early_stop = bool(run.settings.get("early_stop", True))
@@ -84,29 +84,29 @@ def decode_batch(model: Any, run: RunSpec, problems: Sequence[Problem]) -> list[
         "return_dict_in_generate": True,
         **settings,
     }
-    judge = Judge(problems, early_stop)
-    watch = _Stopwatch(judge)
+    grader = Grader(problems, early_stop)
+    watch = _Stopwatch(grader)
     started = time.perf_counter()
     out = fast_generate(*arguments, observers=[watch], **options)
     seconds = time.perf_counter() - started - watch.seconds
     assert isinstance(out, AsrdOutput)
-    verdicts = judge.verdicts(out.sequences[:, width:])
+    grades = grader.grades(out.sequences[:, width:])
     return [
-        {"problem": problem.seed, "steps": steps, "drafted": drafted, "seconds": seconds / len(problems)}
-        | asdict(verdict)
-        for problem, steps, drafted, verdict in zip(
-            problems, out.steps.tolist(), out.drafted.tolist(), verdicts, strict=True
+        {"problem": problem.seed, "steps": steps, "drafted": drafted, "seconds": seconds / len(problems), "rows": rows}
+        | asdict(grade)
+        for problem, steps, drafted, rows, grade in zip(
+            problems, out.steps.tolist(), out.drafted.tolist(), out.computed.tolist(), grades, strict=True
         )
     ]
 
 
 class _Stopwatch:
-    """An observer around the judge's that knows how long judging took."""
+    """The grader's observer, and how long it took in all."""
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge, self.seconds = judge, 0.0
+    def __init__(self, grader: Grader) -> None:
+        self.grader, self.seconds = grader, 0.0
 
     def __call__(self, state: Any) -> None:
         started = time.perf_counter()
-        self.judge.observer(state)
+        self.grader.observer(state)
         self.seconds += time.perf_counter() - started

@@ -15,7 +15,7 @@ from asrd.decoders import find_decoder
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One decoder with its settings; `swept` are those of them that tell it from its neighbours."""
+    """One decoder with its settings; `swept` are those that differ from row to row of the table."""
 
     decoder: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -29,16 +29,16 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """Tells rows of a table apart, even where one of them spells out a default."""
+        """Identifies a row of a table; a default given explicitly counts as a different row."""
         return json.dumps([self.decoder, dict(self.settings), self.seed], sort_keys=True)
 
     @property
     def deviations(self) -> dict[str, Any]:
-        """The settings that are not the default's."""
+        """The settings that differ from their defaults."""
         return {name: value for name, value in self.settings.items() if value != FIELDS[name].default}
 
     def key(self, **context: Any) -> str:
-        """A name for files: the same for runs that decode alike in the same context (model, level)."""
+        """A file name: the same for runs whose decodes are the same in the same context (model, level)."""
         content = {"decoder": self.decoder, "settings": self.deviations, "seed": self.seed, **context}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.decoder}-{digest}"

@@ -1,4 +1,4 @@
-"""Records of runs as figures: intervals, rates, speed, and each decoder's accuracy at equal forward passes."""
+"""Summaries of runs: accuracy with intervals, rates, speed, and accuracy at equal forward passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from asrd.lab.compare.plan import RunSpec
 
 @dataclass(frozen=True)
 class Summary:
-    """One setting over all problems and seeds. None: nothing to divide by, or nothing to compare with."""
+    """One setting over all problems and seeds; means are per problem. None: undefined (a ratio with denominator 0, or
+    no reference to compare with)."""
 
     label: str
     decoder: str
@@ -27,21 +28,21 @@ class Summary:
     accuracy: float
     low: float  # 95 % interval: Wilson's over the problems, with several seeds Student's over the seeds' means
     high: float
-    forwards: float  # mean forward passes a problem
+    forwards: float  # forward passes
     tokens_per_forward: float
-    seconds: float  # a problem
+    seconds: float
     speed: float | None  # seconds of `standard` / seconds
-    revoked: float  # a problem
-    precision: float | None  # of revocation: share of the revoked that were wrong
-    recall: float | None  # share of the wrong that were checked and then revoked
-    anchors: float  # a problem
+    revoked: float  # tokens
+    precision: float | None  # of revocation: share of the revoked tokens that were wrong
+    recall: float | None  # of revocation: share of the wrong tokens checked that were revoked
+    anchors: float
     contamination: float | None  # share of the anchors that are wrong in the result
     error_rate: float  # share of the tokens that are wrong in the result
-    long_span: float | None  # R, share of the errors in runs of at least 15
+    long_span: float | None  # R, share of the wrong tokens in runs of at least 15
 
 
 def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]]) -> list[Summary]:
-    """One summary a setting, its seeds together, in the order of the runs."""
+    """One summary per setting, over all its seeds, in the order of the runs."""
     groups: dict[str, tuple[RunSpec, list[Sequence[Record]]]] = {}
     for run, found in zip(runs, records, strict=True):
         groups.setdefault(RunSpec(run.decoder, run.settings).name, (run, []))[1].append(found)
@@ -51,8 +52,8 @@ def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]]) -> l
 
 
 def _reference(run: RunSpec, standards: Sequence[tuple[dict[str, Any], Sequence[Record]]]) -> float | None:
-    """Seconds a problem of the standard decoder without a cache, where there are several of the one most like the run:
-    the one with the same block length, say."""
+    """Seconds per problem of the standard decoder without a cache; where there are several, of the one that shares most
+    settings with the run (the same block length, for example)."""
     own = run.deviations.items()
     plain = [(settings, found) for settings, found in standards if "kv_cache" not in settings] or standards
     alike = [(len(settings), found) for settings, found in plain if settings.items() <= own]
@@ -92,7 +93,7 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # 97.5 % points, 1 to 10 freedoms
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # t(0.975), 1 to 10 degrees
 
 
 def interval(right: Sequence[bool], seeds: int) -> tuple[float, float]:
@@ -111,14 +112,14 @@ def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     share = successes / n
     centre, spread = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     low, high = (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
-    return max(0.0, min(low, share)), min(1.0, max(high, share))  # at 0 and 1 rounding would leave the share outside
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding at 0 and 1 must not exclude the share
 
 
 def at_equal_forwards(summaries: Sequence[Summary], against: str = "threshold") -> list[dict[str, Any]]:
-    """For each setting of another decoder: the accuracy of `against` at as many forward passes, between its points.
+    """For each setting of another decoder: the accuracy of `against` at as many forward passes, interpolated linearly.
 
-    Outside the range that the points of `against` span there is nothing to say, and the setting is left out. So is all
-    of it where these points differ in more than the threshold.
+    A setting outside the range of the points of `against` is left out. The result is empty if these points differ in
+    more than the threshold.
     """
     points = [s for s in summaries if s.decoder == against]
     if len({json.dumps({k: v for k, v in s.settings.items() if k != "threshold"}, sort_keys=True) for s in points}) > 1:
@@ -144,7 +145,7 @@ def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
     return None
 
 
-COLUMNS = (  # heading, field, how it is shown
+COLUMNS = (  # heading, field, format
     ("accuracy", "accuracy", "{:.1%}"),
     ("95 %", None, ""),
     ("forwards", "forwards", "{:.1f}"),
@@ -182,7 +183,7 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 
 def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], title: str = "") -> None:
-    """results.json (with how it was made), results.csv and results.md."""
+    """Write results.json (with the command), results.csv and results.md."""
     folder.mkdir(parents=True, exist_ok=True)
     equal = at_equal_forwards(summaries)
     content = {"about": about, "results": [asdict(s) for s in summaries], "at_equal_forwards": equal}
@@ -198,7 +199,7 @@ def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], titl
 
 
 def save_overview(folder: Path, command: str, made: Sequence[tuple[str, str, Sequence[Summary]]]) -> None:
-    """results.md of a preset: the command, and every table made so far (name, title, rows) with its picture."""
+    """results.md of a preset: the command, and every table made so far (name, title, rows) with its plot."""
     parts = [f"    {command}\n"]
     for name, title, summaries in made:
         parts.append(f"## {title}\n\n{markdown(summaries)}\n\n![{title}]({name}/results.png)\n")

@@ -1,14 +1,15 @@
-"""Looking inside: the paper's diagnostics, on any model where they can be, on the packaged task where truth is needed.
+"""The paper's diagnostics. Those that need to know which tokens are wrong run on the packaged task, the others on any
+model and prompts.
 
 attention     how guidance and probe redistribute attention between masks, pending tokens and anchors
-errors        error rate, long-span ratio R, contaminated anchors; annotations: masks of an outside annotator
-runtime       where a step's time goes, for each decoder
-visible       is this model fit for revocation?; scenes: half-masked answers as states
-displacement  how far embeddings are moved, against the paper's bounds
-persistence   how long wrong predictions last
+errors        error rate, long-span ratio R, contaminated anchors; annotations: error masks of an external annotator
+runtime       time of a step by part, for each decoder
+visible       whether a model is suited to revocation; partial_states: partially masked answers as decoder states
+displacement  displacement of embeddings, against the paper's bounds
+persistence   how many steps wrong predictions last
 
-What they share: samples (prompts and answers), stage (a model and a batch of prompts), intervals; report, reports and
-pictures make tables, sentences and plots of the results.
+Shared: samples (prompts and answers), context (a model with a batch of prompts), intervals; report, reports and plots
+turn results into tables, sentences and figures.
 """
 
 from asrd.lab.diagnose.annotations import read_annotations

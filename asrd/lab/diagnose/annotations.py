@@ -1,7 +1,7 @@
-"""Token-level error masks of an outside annotator, in one JSON file: what it is asked, what it must hand back.
+"""Token-level error masks from an external annotator, in one JSON file: the instructions and the format of the answer.
 
 The protocol is the paper's: an expert compares each generated text with a reference and marks spans of wrong tokens.
-Knows the file's form (docs/diagnose.md) and refuses what does not fit it. Computes no figures.
+A file that does not have the format of docs/diagnose.md is rejected.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Annotated:
 
     sample: str
     method: str
-    mask: tuple[bool, ...]  # of each token: wrong?
+    mask: tuple[bool, ...]  # for each token, whether it is wrong
     correct: bool | None = None
     window: int | None = None
     anchors: tuple[int, ...] | None = None  # positions promoted during the decode; None: not recorded
@@ -111,7 +111,7 @@ def _annotated(sample: Any, where: str) -> Annotated:
 
 
 def _mask(sample: Mapping[str, Any], where: str) -> tuple[bool, ...]:
-    """The mask, which tokens and spans, if they are there, must agree with."""
+    """The error mask; `tokens` and `error_spans`, where given, must agree with it."""
     mask, tokens, spans = sample.get("error_mask"), sample.get("tokens"), sample.get("error_spans")
     if not isinstance(mask, list) or not mask or not all(_is_count(m) and m in (0, 1) for m in mask):
         raise ValueError(f'{where}: "error_mask" must be a list of 0 and 1, one for each token; it is {_short(mask)}')

@@ -1,11 +1,11 @@
 """How guidance and probe redistribute attention: the same states with and without them, layer by layer.
 
-A decode supplies the states. Each is given to the model four times: embeddings clean, with guidance, with probe, with
-both. What is averaged is the probability a_ij with which position i attends to position j, over the heads and over all
-pairs of two roles (nobody's attention to itself counts); then over the states of a prompt; then over prompts.
+The states are those of a decode. Each is given to the model four times: with clean embeddings, with guidance, with the
+probe, with both. The attention probability a_ij of position i to position j is averaged over heads and over all pairs
+i != j of two roles, then over the states of a prompt, then over prompts.
 
-mask     a mask that the coming step guides (the active block's, in scope "sequence" all of them)
-pending  a token that the coming step checks
+mask     a mask that the next step guides (of the active block; in scope "sequence" any)
+pending  a token that the next step checks
 anchor   a token in the anchor cache
 """
 
@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from asrd.lab.diagnose.context import DecodeContext, cached_anchors
 from asrd.lab.diagnose.intervals import Estimate, mean
 from asrd.lab.diagnose.samples import Sample, batched
-from asrd.lab.diagnose.stage import Stage, cached_anchors
 from asrd_kernels import DecodeState
 from asrd_kernels.anchor_embed import guidance_weights
 
 PAIRS = (("mask", "anchor"), ("mask", "pending"), ("pending", "anchor"), ("pending", "pending"))
-VARIANTS = {  # which rules are switched off
+VARIANTS = {  # the rules that are switched off
     "off": {"alpha": 0.0, "beta": 0.0},
     "guidance": {"beta": 0.0},
     "probe": {"alpha": 0.0},
     "both": {},
 }
-EDIT = {"mask": "guidance", "pending": "probe"}  # what changes the embeddings of the one who looks
+EDIT = {"mask": "guidance", "pending": "probe"}  # what changes the embedding of a query of that role
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Redistribution:
     guidance: Estimate
     probe: Estimate
     both: Estimate
-    change: Estimate  # by guidance if masks look, by the probe if pending tokens look; paired by state
+    change: Estimate  # by guidance if the queries are masks, by the probe if they are pending; paired by state
     states: int
 
     @property
     def edit(self) -> str:
-        """What `change` switches on."""
+        """The edit whose effect `change` is."""
         return EDIT[self.of]
 
     @property
@@ -71,7 +71,7 @@ def attention_redistribution(
     every: int = 1,
     quiet: bool = True,
 ) -> list[Redistribution]:
-    """Decode the samples with ASRD and compare attention on every so many-th state, for each layer and pair of roles.
+    """Decode the samples with ASRD and compare attention on every `every`-th state, for each layer and pair of roles.
 
     The model must run in eager attention: `asrd.load(name, attn_implementation="eager")`.
     """
@@ -84,18 +84,18 @@ def attention_redistribution(
     parts = []
     with tqdm(total=len(samples), unit="prompt", desc="attention", disable=quiet) as bar:
         for some in batched(samples, batch_size):
-            watcher = _Watcher(Stage.of(model, some, settings, tokenizer), every)
-            watcher.stage.decode([watcher])
+            watcher = _Watcher(DecodeContext.of(model, some, settings, tokenizer), every)
+            watcher.context.decode([watcher])
             parts.append(watcher)
             bar.update(len(some))
-    told = [part for part in parts if part.counts.any()]
-    if not told:
-        raise ValueError("no state of these decodes had anchors and anybody to guide or to check: nothing to compare")
-    return summarise(torch.cat([part.sums for part in told], dim=2), torch.cat([part.counts for part in told], dim=1))
+    seen = [part for part in parts if part.counts.any()]
+    if not seen:
+        raise ValueError("no state of these decodes had anchors and a mask to guide or a token to check")
+    return summarise(torch.cat([part.sums for part in seen], dim=2), torch.cat([part.counts for part in seen], dim=1))
 
 
 def summarise(sums: Tensor, counts: Tensor) -> list[Redistribution]:
-    """Figures from sums [variants, layers, prompts, pairs] over states and the number of these [pairs, prompts]."""
+    """Estimates from sums over states [variants, layers, prompts, pairs] and numbers of states [pairs, prompts]."""
     means = sums / counts.T  # 0 / 0 is NaN
     found = []
     for pair, (of, to) in enumerate(PAIRS):
@@ -108,15 +108,15 @@ def summarise(sums: Tensor, counts: Tensor) -> list[Redistribution]:
     return found
 
 
-def attentions(stage: Stage, embeds: Tensor) -> list[Tensor]:
-    """Of each layer [B, H, L, L]: how each position's attention is shared out. Raises if the model does not tell."""
-    adapter = stage.adapter
+def attentions(context: DecodeContext, embeds: Tensor) -> list[Tensor]:
+    """Attention probabilities of each layer [B, H, L, L]. Raises ValueError if the model does not return them."""
+    adapter = context.adapter
     name = type(adapter.model).__name__
     used = getattr(adapter.config, "_attn_implementation", None)
     hint = f"load it in eager attention: asrd.load(..., attn_implementation='eager'), or --attn eager; it has {used!r}"
     body = adapter.split_body if adapter.split else adapter.model
     try:
-        output = body(inputs_embeds=embeds, output_attentions=True, **stage.run.inputs)
+        output = body(inputs_embeds=embeds, output_attentions=True, **context.run.inputs)
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"{name} gives no attentions ({' '.join(str(error).split())}); {hint}") from error
     found = [layer for layer in getattr(output, "attentions", None) or () if isinstance(layer, Tensor)]
@@ -143,25 +143,25 @@ def between_roles(attention: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 class _Watcher:
-    """An observer that runs the coming forward pass in each variant and adds up what the roles see of each other."""
+    """An observer that runs the next forward pass in each variant and sums the attention between roles."""
 
-    def __init__(self, stage: Stage, every: int) -> None:
-        self.stage, self.every, self.seen = stage, every, 0
+    def __init__(self, context: DecodeContext, every: int) -> None:
+        self.context, self.every, self.seen = context, every, 0
         self.sums = torch.zeros(0)  # [variants, layers, prompts, pairs]
-        self.counts = torch.zeros(len(PAIRS), len(stage.request.prompt))
+        self.counts = torch.zeros(len(PAIRS), len(context.request.prompt))
 
     def __call__(self, state: DecodeState) -> None:
         self.seen += 1
-        rules = self.stage.rules
+        rules = self.context.rules
         anchors = cached_anchors(state, rules.capacity)
         live = (anchors.any(1) & ~state.done)[:, None]
-        guided = guidance_weights(state, rules, live).any(1, keepdim=True) & live  # somebody's embedding is changed
+        guided = guidance_weights(state, rules, live).any(1, keepdim=True) & live  # at least one embedding is changed
         roles = {"mask": state.guided & guided, "pending": state.pending & live, "anchor": anchors & live}
         if (self.seen - 1) % self.every or not bool((roles["mask"] | roles["pending"]).any()):
             return
         prompt = state.prompt_length
         for variant, changed in enumerate(VARIANTS.values()):
-            layers = attentions(self.stage, self.stage.embeds(state, **changed))
+            layers = attentions(self.context, self.context.embeds(state, **changed))
             if not self.sums.numel():
                 self.sums = torch.zeros(len(VARIANTS), len(layers), len(state.tokens), len(PAIRS))
             for number, layer in enumerate(layers):

@@ -1,10 +1,10 @@
-"""How far guidance and probe move an embedding, measured against the bounds that the paper proves.
+"""Displacement of embeddings by guidance and probe, measured against the bounds that the paper proves.
 
 guidance  |delta| <= alpha |c - e_mask|          with delta the displacement of a mask's embedding, c the centroid
 probe     <d, e> = 0 and |beta d| <= beta |c|    with beta d the displacement of a pending token's embedding e
 
-They hold exactly in exact arithmetic. What is measured has been computed in the statistics' precision and rounded once
-to the table's, so each bound gets a slack, an upper bound of all rounding on the way; see `Slack`.
+They hold in exact arithmetic. The embeddings are computed in the precision of the statistics and rounded once to that
+of the embedding table, so each bound gets a slack, an upper bound of the rounding errors; see `Slack`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asrd.lab.diagnose.stage import Stage, cached_anchors
+from asrd.lab.diagnose.context import DecodeContext, cached_anchors
 from asrd_kernels import DecodeState, Rules
 
 
 @dataclass(frozen=True)
 class Displacement:
-    """N embeddings that one edit has moved, in float64; what must be at most 1 is `used`, and 0 `leaning`."""
+    """N embeddings displaced by one edit, in float64. Up to rounding, `used` is at most 1 and `dot` is 0."""
 
     moved: Tensor  # [N] length of the displacement
-    bound: Tensor  # [N] what it must not exceed
-    leaning: Tensor  # [N] |<displacement, e>|; 0 for guidance, which promises nothing
+    bound: Tensor  # [N] its upper bound
+    dot: Tensor  # [N] |<displacement, e>|; set to 0 for guidance, which has no such bound
     embedding: Tensor  # [N] |e|
-    slack: Tensor  # [N] how far rounding can have moved it besides
+    slack: Tensor  # [N] upper bound of the rounding error
 
     @property
     def used(self) -> Tensor:
@@ -36,15 +36,15 @@ class Displacement:
 
     @property
     def cosine(self) -> Tensor:
-        """[N] of the angle between the displacement and the embedding; 0 where the one is rounding only or either 0."""
+        """[N] of the angle between displacement and embedding; 0 where either is 0 or the displacement is rounding."""
         product = self.moved * self.embedding
-        return torch.where((self.moved > self.slack) & (product > 0), self.leaning / product, 0.0)
+        return torch.where((self.moved > self.slack) & (product > 0), self.dot / product, 0.0)
 
     @property
     def violations(self) -> int:
-        """How many break their bound by more than rounding can explain."""
+        """How many exceed their bound by more than the rounding error."""
         too_far = self.moved > self.bound + self.slack
-        leans = self.leaning > self.slack * self.embedding
+        leans = self.dot > self.slack * self.embedding
         return int((too_far | leans).sum())
 
     @classmethod
@@ -54,7 +54,7 @@ class Displacement:
 
 
 def displacements(state: DecodeState, embeds: Tensor, table: Tensor, rules: Rules) -> tuple[Displacement, Displacement]:
-    """Guidance's and the probe's on one state. embeds [B, L, D]: what `anchor_embed` made of it with table [V, D]."""
+    """Displacements by guidance and by the probe on one state. embeds [B, L, D]: `anchor_embed` of it, table [V, D]."""
     text = embeds[:, state.prompt_length :].double()
     clean = F.embedding(state.generated, table).double()
     anchors = cached_anchors(state, rules.capacity)
@@ -71,7 +71,7 @@ def displacements(state: DecodeState, embeds: Tensor, table: Tensor, rules: Rule
             Displacement(
                 moved=moved.norm(dim=1),
                 bound=strength * ((c - e) if guidance else c).norm(dim=1),
-                leaning=torch.zeros(len(e)).double() if guidance else (moved * e).sum(1).abs(),
+                dot=torch.zeros(len(e)).double() if guidance else (moved * e).sum(1).abs(),
                 embedding=e.norm(dim=1),
                 slack=slack.of(strength, e.norm(dim=1), c.norm(dim=1), longest[row]),
             )
@@ -81,14 +81,14 @@ def displacements(state: DecodeState, embeds: Tensor, table: Tensor, rules: Rule
 
 @dataclass(frozen=True)
 class Slack:
-    """An upper bound of |computed displacement - exact one|, e' = (1 - u) e + w c being computed in precision s and
+    """An upper bound of |computed displacement - exact one|, where e' = (1 - u) e + w c is computed in precision s and
     rounded to the table's precision t; eps is twice the unit roundoff, so factors of (1 + eps) are covered.
 
-    centroid     mean of m vectors no longer than a: (m + 2) eps_s a, times w
-    projection   two dot products of D terms: relative error (2 D + 8) eps_s of rho, |rho e| <= |c|, times w; and as
-                 much for the lengths that it is compared with
-    blending     four roundings of terms no larger than |e| + 2 w |c|
-    the table's  one rounding of what is no larger than that; below its smallest normal number, half a subnormal each
+    centroid     mean of m vectors of length at most a: (m + 2) eps_s a, times w
+    projection   two dot products of D terms: relative error (2 D + 8) eps_s of rho, |rho e| <= |c|, times w; the same
+                 again for the lengths compared
+    blending     four roundings of terms of at most |e| + 2 w |c|
+    storing      one rounding to precision t of the same size; below the smallest normal number, half a subnormal each
     """
 
     table: torch.dtype
@@ -107,15 +107,15 @@ class Slack:
 
 
 class DisplacementWatcher:
-    """An observer of a decode: what guidance and probe do to each state before its forward pass."""
+    """An observer that measures the displacements of each state of a decode, before its next forward pass."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, context: DecodeContext) -> None:
+        self.context = context
         self.parts: list[tuple[Displacement, Displacement]] = []
 
     def __call__(self, state: DecodeState) -> None:
         if not bool(state.done.all()):
-            self.parts.append(displacements(state, self.stage.embeds(state), self.stage.table, self.stage.rules))
+            self.parts.append(displacements(state, self.context.embeds(state), self.context.table, self.context.rules))
 
     @property
     def guidance(self) -> Displacement:

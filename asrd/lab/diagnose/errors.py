@@ -1,7 +1,7 @@
-"""Where the errors of finished texts are: error rate, long-span ratio R, and how many anchors stand on wrong tokens.
+"""Errors of finished texts: error rate, long-span ratio R, and the share of anchors that are wrong.
 
-All three come from token-level error masks. On the packaged task the grader makes them, exactly; for real benchmarks an
-outside annotator does (annotations.py). Knows masks and anchors. Does not know how a text came about.
+All three are computed from token-level error masks. On the packaged task the grader makes exact masks; for other
+benchmarks an external annotator does (annotations.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tqdm import tqdm
 
 from asrd.decoders import find_decoder
 from asrd.engine.observers.events import EventObserver
-from asrd.lab.compare.judge import long_errors
+from asrd.lab.compare.grading import long_errors
 from asrd.lab.compare.measure import decode_batch
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.diagnose.annotations import Annotated
+from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, mean, share
 from asrd.lab.diagnose.samples import Sample, batched
-from asrd.lab.diagnose.stage import Stage
 from asrd.lab.tiny.task import Problem
 
 WINDOWS = (1, 2, 3, 4)
@@ -29,39 +29,39 @@ DECODERS = ("standard", "wino", "asrd")  # the paper's rows
 
 
 @dataclass(frozen=True)
-class Marked:
-    """What the figures are made of, of one text; counts of tokens."""
+class ErrorCounts:
+    """Counts of tokens of one text."""
 
     length: int
     errors: int
-    long_errors: int  # those in runs of at least 15
+    long_errors: int  # in runs of at least 15
     anchors: int | None = None  # None: not recorded
     anchors_wrong: int = 0
-    right: bool | None = None  # the text as a whole, if anybody said
+    right: bool | None = None  # the text as a whole; None: not known
 
 
 @dataclass(frozen=True)
 class ErrorFigures:
-    """Of one method (with one window) over its texts; intervals over texts."""
+    """One method (with one window) over its texts; intervals over texts."""
 
     method: str
     window: int | None
     texts: int
-    right: Estimate
+    accuracy: Estimate
     error_rate: Estimate  # share of the tokens that are wrong
-    long_span: Estimate  # R: share of the wrong ones in runs of at least 15
-    anchors: Estimate  # a text
+    long_span: Estimate  # R: share of the wrong tokens in runs of at least 15
+    anchors: Estimate  # per text
     contamination: Estimate  # share of the anchors that are wrong in the result
 
 
-def mark(mask: Sequence[bool], anchors: Sequence[int] | None = None, right: bool | None = None) -> Marked:
+def count_errors(mask: Sequence[bool], anchors: Sequence[int] | None = None, right: bool | None = None) -> ErrorCounts:
     """Counts from a text's error mask and the positions that were promoted to anchors."""
     wrong = None if anchors is None else sum(bool(mask[position]) for position in anchors)
     number = None if anchors is None else len(anchors)
-    return Marked(len(mask), sum(map(bool, mask)), long_errors(list(mask)), number, wrong or 0, right)
+    return ErrorCounts(len(mask), sum(map(bool, mask)), long_errors(list(mask)), number, wrong or 0, right)
 
 
-def figures(method: str, window: int | None, texts: Sequence[Marked]) -> ErrorFigures:
+def figures(method: str, window: int | None, texts: Sequence[ErrorCounts]) -> ErrorFigures:
     """The figures over these texts."""
 
     def of(name: str) -> torch.Tensor:
@@ -73,7 +73,7 @@ def figures(method: str, window: int | None, texts: Sequence[Marked]) -> ErrorFi
         method=method,
         window=window,
         texts=len(texts),
-        right=mean(of("right")),
+        accuracy=mean(of("right")),
         error_rate=share(of("errors"), of("length")),
         long_span=share(of("long_errors"), of("errors")),
         anchors=mean(of("anchors")),
@@ -90,7 +90,7 @@ def packaged_errors(
     batch_size: int = 32,
     quiet: bool = True,
 ) -> list[ErrorFigures]:
-    """Decode problems of the packaged task and mark them exactly; decoders that have a window get every one of them."""
+    """Decode problems of the packaged task and count their errors, for every decoder and, where it has one, window."""
     runs = _runs(decoders, windows, settings or {})
     found = []
     with tqdm(total=len(runs) * len(problems), unit="problem", desc="errors", disable=quiet) as bar:
@@ -100,18 +100,18 @@ def packaged_errors(
                 some = problems[start : start + batch_size]
                 records += decode_batch(model, run, some)
                 bar.update(len(some))
-            names = Marked.__dataclass_fields__
+            names = ErrorCounts.__dataclass_fields__
             window = run.settings.get("window")
-            texts = [Marked(**{name: record[name] for name in names}) for record in records]
+            texts = [ErrorCounts(**{name: record[name] for name in names}) for record in records]
             found.append(figures(run.decoder, window, texts if window else [_no_anchors(text) for text in texts]))
     return found
 
 
 def annotated_errors(annotated: Sequence[Annotated]) -> list[ErrorFigures]:
-    """The figures of an annotator's file, one line for each method and window, in their order there."""
-    groups: dict[tuple[str, int | None], list[Marked]] = {}
+    """The figures of an annotator's file, one entry per method and window, in the order of the file."""
+    groups: dict[tuple[str, int | None], list[ErrorCounts]] = {}
     for text in annotated:
-        groups.setdefault((text.method, text.window), []).append(mark(text.mask, text.anchors, text.correct))
+        groups.setdefault((text.method, text.window), []).append(count_errors(text.mask, text.anchors, text.correct))
     return [figures(method, window, texts) for (method, window), texts in groups.items()]
 
 
@@ -125,21 +125,21 @@ def tasks_of(
     batch_size: int = 8,
     quiet: bool = True,
 ) -> list[dict[str, Any]]:
-    """Texts for an annotator: decode the samples and tell tokens and anchors of each text."""
+    """Texts for an annotator: the samples decoded, with the tokens and anchors of each text."""
     runs = _runs(decoders, windows, settings or {})
     found = []
     with tqdm(total=len(runs) * len(samples), unit="text", desc="decode", disable=quiet) as bar:
         for run in runs:
             for some in batched(samples, batch_size):
-                stage = Stage.of(model, some, {**run.settings, "decoder": run.decoder}, tokenizer)
+                context = DecodeContext.of(model, some, {**run.settings, "decoder": run.decoder}, tokenizer)
                 promoted: list[set[int]] = [set() for _ in some]
-                rules = stage.rules
+                rules = context.rules
 
                 def see(events: Any, promoted: list[set[int]] = promoted) -> None:
                     for row, position in events.promoted.nonzero().tolist():
                         promoted[row].add(position)
 
-                state = stage.decode([EventObserver(rules.mask_id, rules.eos_ids if rules.early_stop else (), see)])
+                state = context.decode([EventObserver(rules.mask_id, rules.eos_ids if rules.early_stop else (), see)])
                 for sample, tokens, anchors in zip(some, state.generated.tolist(), promoted, strict=True):
                     ends = [at for at, token in enumerate(tokens) if token in rules.eos_ids]
                     tokens = tokens[: ends[0] + 1] if ends else tokens
@@ -163,5 +163,5 @@ def _runs(decoders: Sequence[str], windows: Sequence[int], settings: Mapping[str
     return runs
 
 
-def _no_anchors(text: Marked) -> Marked:
-    return Marked(text.length, text.errors, text.long_errors, right=text.right)
+def _no_anchors(text: ErrorCounts) -> ErrorCounts:
+    return ErrorCounts(text.length, text.errors, text.long_errors, right=text.right)

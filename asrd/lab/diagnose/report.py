@@ -1,7 +1,4 @@
-"""What every diagnosis hands over: a table, some sentences and a picture; on the screen and, if asked, in a folder.
-
-Knows rows and files. Does not know what was diagnosed.
-"""
+"""The report of a diagnosis: tables, sentences and a plot; printed, and saved to a folder if asked."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from rich.console import Console
 
 from asrd.lab.diagnose.intervals import Estimate
 
-Columns = dict[str, Callable[[Any], str]]  # what is shown, and how
+Columns = dict[str, Callable[[Any], str]]  # the columns shown, and their formats
 Row = dict[str, Any]  # a column's name to text, a number or an `Estimate`
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table: `rows` in full, and how each of the columns shown looks."""
+    """One table: `rows` with all values, and the columns that are shown."""
 
     name: str  # of its CSV file
     title: str
@@ -33,7 +30,7 @@ class Table:
     columns: Columns
 
     def cells(self) -> list[list[str]]:
-        """What is shown, row by row."""
+        """The cells shown, row by row."""
         return [
             ["" if row.get(name) is None else form(row[name]) for name, form in self.columns.items()]
             for row in self.rows
@@ -42,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """A diagnosis. `draw` writes its picture to a path."""
+    """A diagnosis. `draw` writes its plot to a path."""
 
     name: str
     tables: Sequence[Table]
@@ -51,7 +48,7 @@ class Report:
     draw: Callable[[Path], None] | None = None
 
     def show(self) -> None:
-        """On the screen."""
+        """Print it."""
         console = Console(width=None if sys.stdout.isatty() else 200)
         for table in self.tables:
             shown = rich.table.Table(*table.columns, title=table.title, title_justify="left")
@@ -62,7 +59,7 @@ class Report:
             console.print(sentence, highlight=False, soft_wrap=not sys.stdout.isatty())
 
     def save(self, folder: Path) -> list[Path]:
-        """NAME.json with everything, NAME-TABLE.csv a table, NAME.md and NAME.png; returns the files."""
+        """Write NAME.json with everything, NAME-TABLE.csv per table, NAME.md and NAME.png; returns the files."""
         folder.mkdir(parents=True, exist_ok=True)
         content = {
             "about": self.about,
@@ -111,7 +108,7 @@ def number(form: str) -> Callable[[Any], str]:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    """A row for JSON, which knows no NaN."""
+    """A row for JSON: NaN becomes null."""
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Estimate):

@@ -1,8 +1,7 @@
-"""Where the time of a step goes, for each decoder: embed, forward, LM head, statistics, commit, cache.
+"""Time of a step by part, for each decoder: embed, forward, LM head, statistics, commit, cache.
 
-Decoders take turns on each prompt, so that a busy machine slows them alike; a prompt's figure is the mean over its
-steps, intervals are over prompts. The cache's part is what a forward pass with a KV cache takes beyond the model's
-body.
+Decoders take turns on each prompt, so that a busy machine slows all of them equally. A prompt's value is the mean over
+its steps; intervals are over prompts. The cache's part is the time of a cached forward pass outside the model's body.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from tqdm import tqdm
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.observers.inspector import PARTS, StepClock
 from asrd.lab.compare.plan import RunSpec
+from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, mean
 from asrd.lab.diagnose.samples import Sample
-from asrd.lab.diagnose.stage import Stage
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import VocabStats
 
@@ -29,20 +28,20 @@ COLUMNS = (*PARTS, "cache")
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Milliseconds of a step as somebody else measured them."""
+class PublishedTimes:
+    """Milliseconds of a step as published elsewhere."""
 
     label: str
-    parts: Mapping[str, float]  # by our names; what is not there was not told apart
+    parts: Mapping[str, float]  # by our names; a part that is absent is contained in another
     note: str
 
 
-# Table "Runtime breakdown" of the paper: LLaDA-8B-Instruct, 256 tokens, one A100 80GB. Its forward has the LM head in
-# it, its post-processing is our statistics, guided injection (3.4) and perturbed verification (3.1) are our embed, and
-# its management of the anchor cache is our commit.
+# Table "Runtime breakdown" of the paper: LLaDA-8B-Instruct, 256 tokens, one A100 80GB. Its forward includes the LM
+# head, its post-processing is our statistics, guided injection (3.4) and perturbed verification (3.1) are our embed,
+# and its anchor cache management is our commit.
 PAPER = (
-    Elsewhere("standard", {"forward": 74.3, "statistics": 3.0}, "LM head within forward"),
-    Elsewhere("asrd", {"embed": 6.5, "forward": 74.1, "statistics": 3.0, "commit": 1.3}, "LM head within forward"),
+    PublishedTimes("standard", {"forward": 74.3, "statistics": 3.0}, "LM head within forward"),
+    PublishedTimes("asrd", {"embed": 6.5, "forward": 74.1, "statistics": 3.0, "commit": 1.3}, "LM head within forward"),
 )
 
 
@@ -53,7 +52,7 @@ class Breakdown:
     label: str
     parts: dict[str, Estimate]  # by COLUMNS
     step: Estimate
-    overhead: Estimate  # all but forward and LM head, over these two
+    overhead: Estimate  # all other parts over forward and LM head
     steps: int  # timed
 
 
@@ -65,8 +64,8 @@ def runtime_breakdown(
     tokenizer: Any = None,
     quiet: bool = True,
 ) -> list[Breakdown]:
-    """Time every decoder on every sample, one sample at a time, after one untimed decode of each. Decoders that go
-    with a KV cache run without and with it if settings have `kv_cache`."""
+    """Time every decoder on every sample, one sample at a time, after one untimed decode of each. If settings have
+    `kv_cache`, decoders that support a KV cache run without and with it."""
     runs = plan(decoders, settings or {})
     found: dict[str, list[Tensor]] = {run.label: [] for run in runs}
     with tqdm(total=len(runs) * (len(samples) + 1), unit="decode", desc="runtime", disable=quiet) as bar:
@@ -80,7 +79,7 @@ def runtime_breakdown(
 
 
 def plan(decoders: Sequence[str], settings: Mapping[str, Any]) -> list[RunSpec]:
-    """One run for each decoder, and a second one with the KV cache where there is one."""
+    """One run for each decoder, and a second one with the KV cache where settings ask for one and it is supported."""
     runs = []
     for name in decoders:
         chosen = find_decoder(name)
@@ -95,9 +94,9 @@ def plan(decoders: Sequence[str], settings: Mapping[str, Any]) -> list[RunSpec]:
 def time_decode(model: Any, sample: Sample, settings: Mapping[str, Any], tokenizer: Any = None) -> Tensor:
     """Milliseconds [steps, COLUMNS] of one decode."""
     clock = PartsClock()
-    stage = Stage.of(model, [sample], settings, tokenizer, wrap=clock.around)
-    stage.decode([clock])
-    return clock.by_part(stage.request.kv_cache is not None)
+    context = DecodeContext.of(model, [sample], settings, tokenizer, wrap=clock.around)
+    context.decode([clock])
+    return clock.by_part(context.request.kv_cache is not None)
 
 
 def summarise(label: str, times: Sequence[Tensor]) -> Breakdown:
@@ -110,7 +109,7 @@ def summarise(label: str, times: Sequence[Tensor]) -> Breakdown:
 
 
 class PartsClock(StepClock):
-    """A clock that also knows how much of each forward was the model's body."""
+    """A step clock that also measures the model's body within each forward pass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Prompts, and answers to them, that a diagnosis runs on: the packaged problems, or a user's own file.
+"""Prompts and reference answers for the diagnoses: the packaged problems, or a user's own file.
 
 A file is a JSON list or JSON lines; each entry has `prompt` (text, or a list of chat messages) and, where the diagnosis
-needs one, `answer` (text). Knows tokenizers and files. Runs no model.
+needs one, `answer` (text).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from asrd.lab.tiny.task import BLOCK, Problem, held_out
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt as token ids and, if known, what should follow it."""
+    """One prompt as token ids and, if known, its reference answer."""
 
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...] = ()
-    free: tuple[bool, ...] = ()  # of each answer token: another word would be as right; empty: none is known to be free
+    free: tuple[bool, ...] = ()  # for each answer token, whether other words are right too; empty: not known
     text: str = ""
     reference: str = ""
-    problem: Problem | None = None  # of the packaged task, whose grader knows every token's truth
+    problem: Problem | None = None  # of the packaged task, whose grader knows which tokens are wrong
 
     @property
     def length(self) -> int:
-        """Tokens to generate for it, where the answer says; else 0."""
+        """Tokens to generate, from the length of the answer; 0 without one."""
         return self.problem.response_length if self.problem is not None else -(-len(self.answer) // BLOCK) * BLOCK
 
 
@@ -58,8 +58,8 @@ def packaged_sample(problem: Problem) -> Sample:
     )
 
 
-def speaks_packaged(tokenizer: Any) -> bool:
-    """Is it the packaged task's tokenizer, so that its problems fit the model?"""
+def is_packaged_tokenizer(tokenizer: Any) -> bool:
+    """Whether it is the packaged task's tokenizer, so that its problems fit the model."""
     return tokenizer is not None and tokenizer.get_vocab() == dict(ID)
 
 
@@ -90,7 +90,7 @@ def read_samples(path: Path, tokenizer: Any, need_answers: bool = False, count: 
             )
         )
     if not found:
-        raise ValueError(f"{path} holds no prompts: expected a JSON list or one JSON object a line")
+        raise ValueError(f"{path} has no prompts: expected a JSON list, or one JSON object per line")
     return found
 
 

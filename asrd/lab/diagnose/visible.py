@@ -1,13 +1,13 @@
-"""Is this model fit for revocation? What it predicts where a token already stands, right or planted wrong.
+"""Whether a model is suited to revocation: its predictions at the positions of right and of planted wrong tokens.
 
-Revoking decoders judge a committed token by what the model predicts in its place. So, in half-masked reference answers
-(scenes.py), one pending token is replaced by a wrong one: "likely", the best of the wrong ones that the model itself
-would have drafted there, or "random", any token. Each canvas is read with clean embeddings and with the pending ones
-probed, just as ASRD's step does it.
+Revocable decoders check a committed token against the model's prediction at its position. So, in partially masked
+reference answers (partial_states.py), one pending token is replaced by a wrong one: "likely", the most probable wrong
+token at that position, or "random", any wrong token. Each canvas is read with clean embeddings and with the pending
+ones probed, as in a step of ASRD.
 
-kept       right pending tokens that are predicted as themselves
-flipped    planted wrong ones that are not
-corrected  planted wrong ones in whose place the true token is predicted
+kept       share of right pending tokens that are predicted as themselves
+flipped    share of planted wrong tokens that are not predicted as themselves
+corrected  share of planted wrong tokens at whose position the true token is predicted
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import torch
 from torch import Generator, Tensor
 from tqdm import tqdm
 
+from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, share
+from asrd.lab.diagnose.partial_states import draw_partial_states
 from asrd.lab.diagnose.samples import Sample
-from asrd.lab.diagnose.scenes import draw_scene
-from asrd.lab.diagnose.stage import Stage
 from asrd_kernels import DecodeState
 
 KINDS = ("likely", "random")
 DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, None))  # to the nearest mask, in tokens
-WRONG_SHARE = 0.05  # of the tokens that a decode checks, for the verdict
-ENOUGH_FOUND, ENOUGH_PRECISION = 0.2, 0.5  # below either, revocation has little to offer
+WRONG_SHARE = 0.05  # of the tokens that a decode checks, assumed for the conclusion
+ENOUGH_RECALL, ENOUGH_PRECISION = 0.2, 0.5  # below either, revocation has little to offer
 
 
 @dataclass(frozen=True)
 class Checks:
     """N tokens that were checked."""
 
-    prompt: Tensor  # [N] int64, of which sample
+    prompt: Tensor  # [N] int64, the sample's number
     distance: Tensor  # [N] int64, to the nearest mask
     same: Tensor  # [2, N] bool, predicted as itself: without and with the probe
     true: Tensor  # [2, N] bool, the true token was predicted
@@ -48,24 +48,24 @@ class Checks:
 
 
 @dataclass(frozen=True)
-class Behaviour:
-    """Shares over all checks at one distance (None: at all of them), each without and with the probe."""
+class VisibleRates:
+    """Shares over all checks at one distance (None: at all distances), each without and with the probe."""
 
     distance: tuple[int, int | None] | None
     kept: tuple[Estimate, Estimate]
-    flipped: dict[str, tuple[Estimate, Estimate]]  # by kind of the planted token
+    flipped: dict[str, tuple[Estimate, Estimate]]  # by kind of planted token
     corrected: dict[str, tuple[Estimate, Estimate]]
     checks: int  # right tokens checked
     plants: int  # wrong tokens planted, of each kind
 
 
 @dataclass(frozen=True)
-class Fitness:
-    """The behaviour at all distances and at each, and what follows from it."""
+class Suitability:
+    """The rates over all distances and at each, and the conclusion from them."""
 
-    overall: Behaviour
-    by_distance: tuple[Behaviour, ...]
-    verdict: str  # "fit", "blind" or "restless"
+    overall: VisibleRates
+    by_distance: tuple[VisibleRates, ...]
+    conclusion: str  # one of CONCLUSIONS
     words: str
 
 
@@ -78,8 +78,8 @@ def visible_behaviour(
     batch_size: int = 32,
     seed: int = 0,
     quiet: bool = True,
-) -> Fitness:
-    """Plant errors into half-masked answers, `draws` canvases a sample, and see what the model predicts.
+) -> Suitability:
+    """Plant errors in partially masked answers, `draws` canvases per sample, and compare the model's predictions.
 
     settings: fields of `AsrdConfig`, of which block_length, capacity, beta and probe count. Every sample needs an
     answer of at least three tokens.
@@ -99,11 +99,11 @@ def visible_behaviour(
             for kind, checks in _check(model, samples, numbers, settings, tokenizer, rng).items():
                 found[kind].append(checks)
             bar.update(len(numbers))
-    return judge({kind: Checks.joined(parts) for kind, parts in found.items()}, len(samples))
+    return summarise({kind: Checks.joined(parts) for kind, parts in found.items()}, len(samples))
 
 
 def same_length(samples: Sequence[Sample], draws: int, size: int) -> list[list[int]]:
-    """Numbers of samples, each `draws` times, in batches of at most `size` whose answers have one length."""
+    """Numbers of samples, each `draws` times, in batches of at most `size` whose answers have the same length."""
     groups: dict[int, list[int]] = {}
     for number, sample in enumerate(samples):
         groups.setdefault(len(sample.answer), []).extend([number] * draws)
@@ -121,26 +121,26 @@ def _check(
     """One batch of canvases: the right tokens, then the planted ones of each kind."""
     some = [samples[number] for number in numbers]
     length = len(some[0].answer)
-    stage = Stage.of(model, some, {**settings, "max_new_tokens": length}, tokenizer)
-    truth = torch.tensor([sample.answer for sample in some], device=stage.table.device)
+    context = DecodeContext.of(model, some, {**settings, "max_new_tokens": length}, tokenizer)
+    truth = torch.tensor([sample.answer for sample in some], device=context.table.device)
     free = torch.tensor([sample.free or (False,) * length for sample in some])
-    scene = draw_scene(stage, truth, free, rng)
-    here = torch.zeros_like(scene.state.pending).scatter_(1, scene.planted[:, None], True)
-    others = scene.state.pending & ~here & ~free.to(here.device)  # of a free word another may be as right
+    partial = draw_partial_states(context, truth, free, rng)
+    here = torch.zeros_like(partial.state.pending).scatter_(1, partial.planted[:, None], True)
+    others = partial.state.pending & ~here & ~free.to(here.device)  # where wording is free, another word is right too
     prompt = torch.tensor(numbers)[:, None].expand(-1, length)
 
     def check(state: DecodeState, where: Tensor) -> Checks:
-        seen = [stage.logits(stage.embeds(state, alpha=0.0, **beta), state, where).argmax(1) for beta in BETAS]
+        seen = [context.logits(context.embeds(state, alpha=0.0, **beta), state, where).argmax(1) for beta in BETAS]
         predicted = torch.stack(seen)
         same, true = predicted == state.generated[where], predicted == truth[where]
-        return Checks(prompt[where.cpu()], scene.distance[where].cpu(), same.cpu(), true.cpu())
+        return Checks(prompt[where.cpu()], partial.distance[where].cpu(), same.cpu(), true.cpu())
 
-    hidden = _with(scene.state, torch.where(here, stage.rules.mask_id, scene.state.generated))
-    drafts = stage.logits(stage.embeds(hidden, alpha=0.0, beta=0.0), hidden, here)
-    found = {"right": check(scene.state, others)}
+    hidden = _with(partial.state, torch.where(here, context.rules.mask_id, partial.state.generated))
+    drafts = context.logits(context.embeds(hidden, alpha=0.0, beta=0.0), hidden, here)
+    found = {"right": check(partial.state, others)}
     for kind in KINDS:
         wrong = wrong_tokens(kind, drafts, truth[here], rng)
-        found[kind] = check(_with(scene.state, scene.state.generated.masked_scatter(here, wrong)), here)
+        found[kind] = check(_with(partial.state, partial.state.generated.masked_scatter(here, wrong)), here)
     return found
 
 
@@ -148,7 +148,7 @@ BETAS: tuple[dict[str, Any], ...] = ({"beta": 0.0}, {})  # without the probe, an
 
 
 def wrong_tokens(kind: str, logits: Tensor, truth: Tensor, rng: Generator) -> Tensor:
-    """[N] for each row of logits [N, V] a token other than truth [N] that may be predicted: the best, or any."""
+    """[N] for each row of logits [N, V] an allowed token other than truth [N]: the most probable, or a random one."""
     others = logits.scatter(1, truth[:, None], -torch.inf)
     if kind == "likely":
         return others.argmax(1)
@@ -156,14 +156,14 @@ def wrong_tokens(kind: str, logits: Tensor, truth: Tensor, rng: Generator) -> Te
     return torch.multinomial(chances, 1, generator=rng)[:, 0].to(logits.device)
 
 
-def judge(found: Mapping[str, Checks], prompts: int) -> Fitness:
-    """Shares with intervals over prompts, and the verdict; `found` has the right tokens and each kind of wrong ones."""
-    overall = _behaviour(found, prompts, None)
-    by_distance = tuple(_behaviour(found, prompts, bounds) for bounds in DISTANCES)
-    return Fitness(overall, by_distance, *verdict(overall))
+def summarise(found: Mapping[str, Checks], prompts: int) -> Suitability:
+    """Shares with intervals over prompts, and the conclusion; `found`: "right" tokens, and planted ones by kind."""
+    overall = _rates(found, prompts, None)
+    by_distance = tuple(_rates(found, prompts, bounds) for bounds in DISTANCES)
+    return Suitability(overall, by_distance, *conclude(overall))
 
 
-def _behaviour(found: Mapping[str, Checks], prompts: int, bounds: tuple[int, int | None] | None) -> Behaviour:
+def _rates(found: Mapping[str, Checks], prompts: int, bounds: tuple[int, int | None] | None) -> VisibleRates:
     def shares(kind: str, which: str, negate: bool = False) -> tuple[Estimate, Estimate]:
         checks = found[kind]
         at = torch.ones_like(checks.distance, dtype=torch.bool) if bounds is None else _between(checks.distance, bounds)
@@ -176,7 +176,7 @@ def _behaviour(found: Mapping[str, Checks], prompts: int, bounds: tuple[int, int
     def count(kind: str) -> int:
         return len(found[kind].distance) if bounds is None else int(_between(found[kind].distance, bounds).sum())
 
-    return Behaviour(
+    return VisibleRates(
         distance=bounds,
         kept=shares("right", "same"),
         flipped={kind: shares(kind, "same", negate=True) for kind in KINDS},
@@ -187,31 +187,33 @@ def _behaviour(found: Mapping[str, Checks], prompts: int, bounds: tuple[int, int
 
 
 def precision(kept: float, flipped: float, wrong_share: float = WRONG_SHARE) -> float:
-    """Share of the revoked tokens that are wrong, if `wrong_share` of the checked ones are; 1 if none is revoked."""
+    """Precision of revocation if `wrong_share` of the checked tokens are wrong; 1 if none is revoked."""
     rightly, wrongly = wrong_share * flipped, (1 - wrong_share) * (1 - kept)
     return rightly / (rightly + wrongly) if rightly + wrongly > 0 else 1.0
 
 
-MEANINGS = {
-    "restless": "Restless: it often predicts something else where a right token stands, so most of what it takes back"
-    " would be right. Do not revoke with this model, or train it on visible tokens first.",
-    "blind": "Blind: it predicts nearly every token as itself, right or wrong, so revocation does no harm and finds"
-    " little. Expect the results of the threshold decoder.",
-    "fit": "Fit for revocation: it keeps what is right and notices a good part of what is wrong. That is needed and may"
-    " not be enough: a planted error stands alone among right tokens, those of a decode often support each other.",
+CONCLUSIONS = {
+    "low precision": "Low precision: the model often predicts another token at the position of a right one, so most"
+    " revoked tokens would be right. Do not use a revocable decoder with this model, or train it on visible tokens"
+    " first.",
+    "low recall": "Low recall: the model predicts nearly every visible token as itself, right or wrong, so revocation"
+    " is harmless and finds few errors. Expect the results of the threshold decoder.",
+    "suitable": "Suitable for revocation: the model keeps right tokens and flips many of the wrong ones. This is"
+    " necessary but may not be sufficient: a planted error is alone among right tokens, while the errors of a decode"
+    " often support each other.",
 }
 
 
-def verdict(overall: Behaviour) -> tuple[str, str]:
-    """One of MEANINGS, and why, in words with the numbers."""
+def conclude(overall: VisibleRates) -> tuple[str, str]:
+    """One of CONCLUSIONS, and its text with the numbers."""
     kept, flipped = overall.kept[1], overall.flipped["likely"][1]
-    rightly = precision(kept.value, flipped.value)
-    name = "restless" if rightly < ENOUGH_PRECISION else "blind" if flipped.value < ENOUGH_FOUND else "fit"
+    expected, recall = precision(kept.value, flipped.value), flipped.value
+    name = "low precision" if expected < ENOUGH_PRECISION else "low recall" if recall < ENOUGH_RECALL else "suitable"
     without = f"without the probe {overall.kept[0].percent} and {overall.flipped['likely'][0].percent}"
     return name, (
-        f"{MEANINGS[name]} With the probe {kept.percent} of the right tokens are predicted as themselves and"
+        f"{CONCLUSIONS[name]} With the probe {kept.percent} of the right tokens are predicted as themselves and"
         f" {flipped.percent} of the planted likely errors flip; {without}. If {100 * WRONG_SHARE:.0f} % of the checked"
-        f" tokens were wrong, {100 * rightly:.0f} % of the revoked ones would be wrong ones."
+        f" tokens were wrong, the precision of revocation would be {100 * expected:.0f} %."
     )
 
 

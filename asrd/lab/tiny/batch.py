@@ -1,6 +1,6 @@
 """Problems as tensors: left-padded prompts, responses filled up with end-of-text to whole blocks.
 
-Knows the prompt's form (it must agree with the tokenizer's chat template; a test says so), not the noise.
+The form of the prompt is that of the tokenizer's chat template; a test compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Batch:
     prompt: Tensor  # [B, P] left-padded
     attention_mask: Tensor  # [B, P+G]
     response: Tensor  # [B, G] the sampled solution
-    free: Tensor  # [B, G] bool: wording is a matter of choice here
+    free: Tensor  # [B, G] bool: several words are right here
 
     @property
     def length(self) -> int:
@@ -36,7 +36,7 @@ def prompt_ids(problem: Problem) -> list[int]:
 
 
 def collate(problems: Sequence[Problem]) -> Batch:
-    """One level's problems (their responses have one length) as a batch."""
+    """Problems of one level, whose responses have the same length, as a batch."""
     prompts = [prompt_ids(problem) for problem in problems]
     widest, length = max(map(len, prompts)), problems[0].response_length
     padded = [[PAD_ID] * (widest - len(prompt)) + prompt for prompt in prompts]

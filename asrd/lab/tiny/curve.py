@@ -15,8 +15,8 @@ class Point:
     minutes: float
     sequences: int
     loss: float  # mean cross-entropy of masked tokens since the last point
-    accuracy: float  # held-out answers right, hard level, threshold 0.9
-    forwards: float  # forward passes a problem for it
+    accuracy: float  # on held-out problems, hard level, threshold 0.9
+    forwards: float  # forward passes per problem
 
 
 def save_curve(points: Sequence[Point], folder: Path, title: str) -> None:
@@ -41,7 +41,7 @@ def _draw(points: Sequence[Point], path: Path, title: str) -> None:
     right.plot(sequences, [100 * point.accuracy for point in points], color="tab:orange")
     left.set_xlabel("sequences seen (thousands)")
     left.set_ylabel("loss per masked token", color="tab:blue")
-    right.set_ylabel("held-out answers right (%, hard, threshold 0.9)", color="tab:orange")
+    right.set_ylabel("held-out accuracy (%, hard, threshold 0.9)", color="tab:orange")
     right.set_ylim(0, 100)
     left.set_title(title)
     figure.tight_layout()

@@ -1,7 +1,7 @@
-"""Two plain decoders to steer and judge training with; the package's real ones live in `asrd.decoders`.
+"""Two simple decoders for learning curves and scores of `TinyModel`; the package's decoders are in `asrd.decoders`.
 
-Standard: LLaDA's low-confidence rule, one token a step. Threshold: every token above it, the best one if none is.
-Both decode block after block. Knows no revocation, no caches and no temperature.
+Standard: LLaDA's low-confidence rule, one token per step. Threshold: every token above it, the best one if there is
+none. Both decode block by block, without temperature.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from asrd.lab.tiny.task import BLOCK, Problem, grade
 
 @dataclass(frozen=True)
 class Score:
-    right: float  # share of the answers
-    forwards: float  # forward passes a problem, on average
+    right: float  # accuracy
+    forwards: float  # mean forward passes per problem
     problems: int
 
 
 @torch.no_grad()
 def decode(model: TinyModel, problems: Sequence[Problem], threshold: float | None = None) -> tuple[Tensor, Tensor]:
-    """Responses [B, G] and forward passes [B]. `threshold` None: standard, one token a step."""
+    """Responses [B, G] and forward passes [B]. `threshold` None: standard, one token per step."""
     batch = collate(problems)
     response = all_masked(batch)
     forwards = torch.zeros(len(problems), dtype=torch.long)
@@ -46,7 +46,7 @@ def decode(model: TinyModel, problems: Sequence[Problem], threshold: float | Non
 
 
 def score(model: TinyModel, problems: Sequence[Problem], threshold: float | None = None, batch_size: int = 32) -> Score:
-    """Share of right answers and mean forward passes over the problems."""
+    """Accuracy and mean forward passes over the problems."""
     was_training = model.training
     model.eval()
     right = forwards = 0

@@ -1,7 +1,7 @@
-"""Scores exported models with the two plain decoders: `python -m asrd.lab.tiny.evaluate FOLDER --n 1000`.
+"""Scores exported models with the two simple decoders: `python -m asrd.lab.tiny.evaluate FOLDER --n 1000`.
 
-Held-out problems of one level that no point of a learning curve used. A line of JSON for every decoder; `--save`
-puts them into scores.json beside the weights, where the tests look up how good a packaged model is said to be.
+The problems are held out and were not used by a learning curve. Prints a line of JSON for every decoder; `--save` also
+writes scores.json beside the weights, which the tests compare with.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=200, help="held-out problems (default %(default)s)")
     parser.add_argument("--level", choices=list(LEVELS), default="hard")
     parser.add_argument("--decoders", default="visible,standard,0.9,0.8,0.6", help="visible, standard or thresholds")
-    parser.add_argument("--save", action="store_true", help="put them into scores.json of each folder")
+    parser.add_argument("--save", action="store_true", help="write scores.json into each folder")
     given = parser.parse_args()
     torch.set_num_threads(1)
     some = held_out(given.n, given.level)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def figures(folder: Path, some: list[Problem], name: str) -> dict[str, Any]:
-    """Of one decoder (`standard` or a threshold), with a 95 % interval of the share of right answers; or `visible`."""
+    """Scores of one decoder (`standard` or a threshold), with a 95 % interval of the accuracy; or of `visible`."""
     if name == "visible":
         found = visible_behaviour(load(folder)[0], [packaged_sample(problem) for problem in some[:64]])
         seen = found.overall
@@ -59,7 +59,7 @@ def figures(folder: Path, some: list[Problem], name: str) -> dict[str, Any]:
             for what, es in shares.items()
             for probe, e in zip(("", "_probe"), es, strict=True)
         }
-        return plain | {"verdict": found.verdict}
+        return plain | {"conclusion": found.conclusion}
     result = score(import_weights(folder), some, None if name == "standard" else float(name))
     return asdict(result) | {"interval": wilson(round(result.right * result.problems), result.problems)}
 

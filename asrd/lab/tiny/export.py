@@ -1,6 +1,6 @@
 """A trained model as a folder that `asrd.load` reads: config.json, model.safetensors (half precision), tokenizer.
 
-Writes LLaDA's original key names and config, or Dream's for a shifted model. Knows nothing of training.
+The key names and the config are LLaDA's original ones, or Dream's for a shifted model.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _token_ids() -> dict[str, Any]:
 
 
 def export(model: TinyModel, folder: Path, training: dict[str, Any]) -> None:
-    """Writes the folder; `training` says where the weights come from and goes into training.json."""
+    """Write the folder; `training` is the content of training.json."""
     folder.mkdir(parents=True, exist_ok=True)
     shift = model.shape.shift
     tensors = {

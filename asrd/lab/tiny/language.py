@@ -1,8 +1,7 @@
 """The words of the task: names, things, wordings and the sentence of each kind of step.
 
-Knows English templates and nothing of numbers, sampling, tensors or tokenizer files. A sentence is a list of
-`Slot`s: the words that may stand there, and which earlier slot it has to agree with. Every step's sentence has
-`SENTENCE` tokens, so a response's length depends on the number of steps alone.
+A sentence is a list of `Slot`s: the words that are valid there, and the earlier slot that it has to agree with. Every
+step's sentence has `SENTENCE` tokens, so the length of a response depends only on the number of steps.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ BOYS = ("tom", "ben", "max", "leo", "sam", "noah")
 THINGS = ("shells", "coins", "stamps", "marbles", "cards", "books", "apples", "stones")
 MAX_NUMBER = 49  # the largest number that has a token of its own
 
-EXTRA_STATS = {"gain": ("finds", "gets", "wins", "buys"), "lose": ("loses", "sells", "drops", "spends")}
+QUESTION_VERBS = {"gain": ("finds", "gets", "wins", "buys"), "lose": ("loses", "sells", "drops", "spends")}
 PHRASES = {  # verb and particle have to agree
     "gain": (("picks", "up"), ("takes", "in"), ("digs", "out"), ("sets", "aside")),
     "lose": (("gives", "away"), ("hands", "over"), ("sells", "off"), ("throws", "out")),
@@ -36,9 +35,9 @@ SPECIAL = (PAD, EOS, MASK, UNK, USER, ASSISTANT)
 
 @dataclass(frozen=True)
 class Slot:
-    """One position of a response. `options` are the words that may stand there, `weights` how often each does.
+    """One position of a response. `options` are the valid words, `weights` how often each is sampled.
 
-    `follows` is the position of an earlier slot whose option of the same index has to be repeated here.
+    `follows` is the position of an earlier slot; here the option with the same index as there is the valid one.
     """
 
     options: tuple[str, ...]
@@ -47,7 +46,7 @@ class Slot:
 
     @property
     def is_free(self) -> bool:
-        """True where wording is a matter of choice; False where the question determines the word."""
+        """True where several words are valid; False where the question determines the word."""
         return len(self.options) > 1
 
 
@@ -109,7 +108,7 @@ def closing(answer: int) -> list[Slot]:
 def _words() -> tuple[str, ...]:
     phrases = [word for pairs in PHRASES.values() for pair in pairs for word in pair]
     glue = "she he her his over if they double half of get how many does have now ? . + - = at once the answer is even"
-    nouns, asked = (*DAYS, *GIRLS, *BOYS, *THINGS), (*EXTRA_STATS["gain"], *EXTRA_STATS["lose"])
+    nouns, asked = (*DAYS, *GIRLS, *BOYS, *THINGS), (*QUESTION_VERBS["gain"], *QUESTION_VERBS["lose"])
     free = (*HOLDS, *ADVERBS, *ADJECTIVES, *GONE, *THEREFORE, *EVEN.values())
     return tuple(dict.fromkeys((*nouns, *asked, *phrases, *free, *glue.split())))
 

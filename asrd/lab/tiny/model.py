@@ -1,7 +1,7 @@
 """The small transformer that is trained: LLaDA's blocks (RMSNorm, RoPE, SwiGLU), attention in both directions.
 
 Module names are LLaDA's own key names, so `state_dict()` is the checkpoint. With `qkv_bias` and `shift` it is
-Dream's architecture, whose key names `export.py` writes. Knows nothing of the task, of noise or of files.
+Dream's architecture, whose key names `export.py` writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Shape:
     rms_norm_eps: float = 1e-5
     max_sequence_length: int = 512
     qkv_bias: bool = False
-    shift: bool = False  # Dream: the logits of position p stand at row p-1
+    shift: bool = False  # Dream: the logits of position p are in row p-1
 
 
 class Block(nn.Module):
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
 
 
 class Core(nn.Module):
-    """There so that names begin with `model.transformer`, as LLaDA's do."""
+    """Makes weight names begin with `model.transformer`, as LLaDA's do."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class TinyModel(nn.Module):
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None, last: int | None = None) -> Tensor:
         """ids [B, N] and mask [B, N] (0: padding) -> logits [B, last, V] *of* the last positions (default: all).
 
-        With `shift` the row before each position is read, so callers need not know which kind of model it is.
+        With `shift` the row before each position is read: row i of the result always belongs to position i.
         """
         transformer, n = self.model.transformer, ids.shape[1]
         last, before = n if last is None else last, int(self.shape.shift)

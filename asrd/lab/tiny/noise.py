@@ -1,8 +1,8 @@
-"""What the model sees of a response in training: masks, planted errors and its own drafts.
+"""Noise on the responses in training: masks, planted errors and the model's own drafts.
 
 Half of the samples are masked uniformly (LLaDA's objective), half as they occur in semi-autoregressive decoding:
-earlier blocks visible, one block partly masked, later ones masked. In half of either kind numbers appear in the
-order in which they can be computed. Knows nothing of the model's inside or of losses.
+earlier blocks visible, one block partly masked, later ones masked. In half of each kind, numbers are unmasked in the
+order in which they can be computed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SMALLEST_RATIO = 0.1
 
 @dataclass(frozen=True)
 class Noisy:
-    response: Tensor  # [B, G] what the model sees
-    ratio: Tensor  # [B, 1] the share of masks that was drawn, t
-    active: Tensor  # [B, G] bool: the positions that decoding could be working on (not a later block)
+    response: Tensor  # [B, G] the noisy response
+    ratio: Tensor  # [B, 1] the mask ratio t that was drawn
+    active: Tensor  # [B, G] bool: the positions in the active or an earlier block
 
     @property
     def masked(self) -> Tensor:
@@ -53,22 +53,21 @@ def draw_masks(batch: Batch, rng: Generator) -> Noisy:
 
 
 def _computed(tokens: Tensor) -> Tensor:
-    """Where numbers and outcomes of conditions stand: what has to be worked out."""
+    """Positions of numbers and outcomes of conditions, which have to be computed."""
     return ((tokens >= ZERO) & (tokens <= ZERO + MAX_NUMBER)) | is_outcome(tokens)
 
 
 def is_outcome(tokens: Tensor) -> Tensor:
-    """Where it is said whether a condition holds."""
+    """Positions of the word that says whether a condition holds."""
     return (tokens == CLEARLY) | (tokens == NOT)
 
 
 def _in_order(batch: Batch, masked: Tensor, candidate: Tensor, rng: Generator) -> Tensor:
-    """In half of the samples what has to be worked out is visible up to some point and masked from there on.
+    """In half of the samples, computed tokens are visible up to some point and masked from there on.
 
-    The point is an equation's result or the outcome of a condition.
-
-    That is how decoding meets them. Under independent masks a result mostly stands a second time somewhere, and
-    an outcome shows in the numbers after it: both are copied, and sums and conditions learned from a few samples.
+    The point is an equation's result or the outcome of a condition. This is the order of decoding. Under independent
+    masks a result is mostly visible a second time somewhere, and an outcome can be read from the numbers after it, so
+    that only few samples would train sums and conditions.
     """
     b, g = masked.shape
     is_result = torch.cat((torch.zeros(b, 1, dtype=torch.bool), batch.response[:, :-1] == ID["="]), dim=1)
@@ -89,7 +88,7 @@ def plant_errors(batch: Batch, noisy: Noisy, rng: Generator) -> Noisy:
 
 
 def wrong_tokens(batch: Batch, rng: Generator) -> Tensor:
-    """For each position a token other than the true one: numbers near by, the opposite outcome, or any word."""
+    """For each position a token other than the true one: a number close to it, the opposite outcome, or any word."""
     truth = batch.response
     shape = truth.shape
     step = torch.randint(1, 5, shape, generator=rng) * (1 - 2 * torch.randint(0, 2, shape, generator=rng))
@@ -105,8 +104,8 @@ def wrong_tokens(batch: Batch, rng: Generator) -> Tensor:
 def fill_in_drafts(batch: Batch, noisy: Noisy, logits: Tensor, rng: Generator) -> Noisy:
     """The model's own drafts in place of masks, as threshold decoding would commit them, right or wrong.
 
-    Half of the samples take the likeliest token, half draw one; each sample has its own threshold. Where wording
-    is free the sampled solution's word is taken, for another one would be no error.
+    Half of the samples take the most probable token, half sample one; each sample has its own threshold. Where wording
+    is free the word of the sampled solution is taken, since another option would not be an error.
     """
     b = len(logits)
     probability = logits.float().softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Where weights come from: command, commit, seed and time, for the training.json beside them."""
+"""Origin of the weights: command, commit, seed and time, for training.json."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def provenance(state: State, settings: Settings, commit: dict[str, Any]) -> dict
 
 
 def git_commit() -> dict[str, Any]:
-    """The commit this code stands on, and whether the training code differs from it."""
+    """The commit of this code, and whether the training code has uncommitted changes."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)

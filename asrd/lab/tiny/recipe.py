@@ -1,9 +1,9 @@
-"""The three recipes, and one training step of each: noise in, loss out.
+"""The three training recipes and their losses.
 
 `plain` and `shift`: mask-to-token only. `edit`: mask-to-token and token-to-token jointly, as LLaDA2.1 is trained.
 An edit update is several passes over one batch: masks with planted errors first, then the same problems with the
-model's own drafts in place of masks, then with drafts that followed from those, so that the errors it learns to notice
-are those that decoding makes. Knows nothing of schedules, files or optimisers.
+model's own drafts in place of masks, then with the drafts that follow from those, so that the model learns to detect
+the errors that decoding makes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from asrd.lab.tiny.model import TinyModel
 from asrd.lab.tiny.noise import LATER_BLOCKS_WEIGHT, Noisy, draw_masks, fill_in_drafts, is_outcome, plant_errors
 
 VISIBLE_WEIGHT = 0.5
-WRONG_WEIGHT = 8.0  # of a visible wrong token: one in thirty, and the only ones that teach to doubt what stands there
-EDIT_PASSES = 3  # over one batch: planted errors, then drafts, then drafts that followed from those
-OUTCOME_WEIGHT = 3.0  # whether a condition holds: one token in fifty, and the hardest to learn
-FREE_WEIGHT = 0.25  # free wording cannot be foreseen: full weight would only add noise, the optimum is the same
+WRONG_WEIGHT = 8.0  # of a visible wrong token: one in thirty
+EDIT_PASSES = 3  # over one batch: planted errors, then drafts, then the drafts that follow from those
+OUTCOME_WEIGHT = 3.0  # of the outcome of a condition: one token in fifty, and the hardest to learn
+FREE_WEIGHT = 0.25  # free wording is not predictable: full weight would add noise, the optimum is the same
 
 
 @dataclass(frozen=True)
 class Recipe:
     name: str
     folder: str
-    updates: int  # batches that the schedule is laid out for
-    stop: int  # after so many it is broken off: a model that makes no errors tells no decoder from another
+    updates: int  # batches of the whole schedule
+    stop: int  # batches after which training stops early: with a model that makes no errors decoders cannot be compared
     edit: bool = False
     shift: bool = False
-    init: str | None = None  # the packaged model it starts from
+    init: str | None = None  # the packaged model to start from
 
 
 RECIPES = {
@@ -47,7 +47,7 @@ RECIPES = {
 def losses(
     recipe: Recipe, model: TinyModel, batch: Batch, rng: Generator, by_ratio: bool
 ) -> Iterator[tuple[Tensor, float]]:
-    """Yields the losses to step on, one after the other, each with the mean cross-entropy of its masked tokens."""
+    """Yield the losses of an update in order, each with the mean cross-entropy of its masked tokens."""
     noisy = draw_masks(batch, rng)
     if not recipe.edit:
         yield _loss(model, batch, noisy, 0.0, by_ratio)[:2]

@@ -1,7 +1,6 @@
-"""What changes in the course of training: the mix of levels, the learning rate and the loss's weight.
+"""The training schedule: mix of levels, learning rate and loss weights, as functions of `progress` in [0, 1].
 
-All are functions of `progress` in [0, 1]. Problems of one step come first: most of the time goes into learning sums,
-and there each sample shows one at a third of the price. Knows nothing of models or files.
+Problems of one step come first: most of the time is needed to learn sums, and short samples cost a third.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import random
 
 PEAK_RATE, LAST_RATE, WARM_UP = 1.5e-3, 0.02, 0.01
 RATIO_WEIGHT_FROM = 0.6  # before: every masked token counts 1; after: 1/t, LLaDA's bound
-HARD_FROM = 0.45  # from here on nearly all problems are hard ones
-BATCH = {"easy": 48, "medium": 24, "hard": 16}  # about as many tokens each
+HARD_FROM = 0.45  # from here on nearly all problems are hard
+BATCH = {"easy": 48, "medium": 24, "hard": 16}  # about the same number of tokens each
 MIX = (  # up to this progress, the share of easy, medium and hard batches
     (0.25, {"easy": 0.8, "medium": 0.2, "hard": 0.0}),
     (HARD_FROM, {"easy": 0.2, "medium": 0.45, "hard": 0.35}),
@@ -26,7 +25,7 @@ def level_at(progress: float, rng: random.Random) -> str:
 
 
 def rate_at(progress: float) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth."""
+    """Linear warm-up, then cosine decay to a fiftieth of the peak."""
     if progress < WARM_UP:
         return PEAK_RATE * max(progress / WARM_UP, 0.01)
     fall = 0.5 * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))

@@ -1,7 +1,4 @@
-"""A run's settings and its state: what is stored so that a killed run goes on as if nothing had happened.
-
-Knows checkpoints and how a run begins; nothing of batches, losses or the loop.
-"""
+"""A training run's settings and state, and its checkpoints: a resumed run continues exactly where it was stopped."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ import torch
 
 from asrd.lab.tiny.curve import Point
 from asrd.lab.tiny.export import import_weights
+from asrd.lab.tiny.initialisation import prepare
 from asrd.lab.tiny.language import VOCABULARY
 from asrd.lab.tiny.model import Shape, TinyModel
 from asrd.lab.tiny.recipe import RECIPES
-from asrd.lab.tiny.start import prepare
 from asrd.lab.tiny.task import LEVELS
 from asrd.models.source import resolve
 
-NUMBERS = ("update", "seconds", "sequences", "next_seed", "loss_sum", "loss_count")  # of a state, as stored
+NUMBERS = ("update", "seconds", "sequences", "next_seed", "loss_sum", "loss_count")  # stored in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Settings:
     updates: int
     minutes: float
     every: int = 200  # updates between two points of the learning curve
-    held_out: int = 64  # problems of a point
+    held_out: int = 64  # problems per point
     init: str | None = None  # a packaged model or an exported folder to start from, as Dream started from Qwen2.5
 
 
@@ -39,7 +36,7 @@ class State:
     model: TinyModel
     optimiser: torch.optim.AdamW
     update: int = 0
-    seconds: float = 0.0  # of processor time: on an idle machine, of wall clock
+    seconds: float = 0.0  # of processor time
     sequences: int = 0
     next_seed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
     curve: list[Point] = field(default_factory=list)
@@ -61,7 +58,7 @@ def new_state(settings: Settings) -> State:
 
 
 def take_over_weights(model: TinyModel, folder: Path) -> None:
-    """The weights of an exported model. Biases and words it does not have keep their start; words come last."""
+    """Copy the weights of an exported model. Biases and words that it does not have keep their initial values."""
     own = model.state_dict()
     for name, tensor in import_weights(folder).state_dict().items():
         if name not in own or own[name].shape[1:] != tensor.shape[1:] or len(own[name]) < len(tensor):
@@ -70,7 +67,7 @@ def take_over_weights(model: TinyModel, folder: Path) -> None:
 
 
 def save_checkpoint(state: State, settings: Settings, path: Path) -> None:
-    """Everything a run needs to go on, in one file that appears whole or not at all."""
+    """Write everything a run needs to continue, in one file, atomically."""
     content = {
         "settings": asdict(settings),
         "model": state.model.state_dict(),

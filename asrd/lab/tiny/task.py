@@ -4,9 +4,9 @@
     -> monday ann quickly picks 4 old shells up so 12 + 4 = 16 .
        tuesday ann has 16 shells clearly even now so 16 - 3 = 13 . the answer is 13 . <|eos|>
 
-Every step starts from the result of the one before, so an early error spoils the rest. Whether a condition holds
-can be guessed (seven times in ten it does) long before it can be known: that is where parallel commits go wrong.
-Wording is free where `Slot.options` says so. Knows nothing of tensors, models or tokenizer files.
+Every step starts from the result of the one before, so an early error makes the rest wrong. Whether a condition holds
+can be guessed (it does in seven of ten) before it can be computed, which is where parallel commits make errors.
+Wording is free where a `Slot` has several options.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from asrd.lab.tiny import language as lang
 from asrd.lab.tiny.language import EOS_ID, ID, VOCABULARY, Slot
 
 BLOCK = 32
-TOP = 24  # no quantity exceeds it
+TOP = 24  # the largest quantity
 AMOUNTS = range(2, 7)
-P_TAKE_ODD = 0.43  # of conditions that do not hold; so seven in ten do
-TEST_SHARE = 10  # one question in so many is held out
-SCORING_FROM = 10_000_000  # scores use seeds from here on, learning curves (which say where to break off) those before
+P_TAKE_ODD = 0.43  # share of the conditions that do not hold that is kept, so that seven in ten hold
+TEST_SHARE = 10  # one question in ten is held out
+SCORING_FROM = 10_000_000  # scores use seeds from here on; learning curves, by which training is stopped, lower ones
 
 
 KINDS = {"gain": 0.3, "lose": 0.2, "condition": 0.3, "double": 0.1, "half": 0.1}
@@ -34,7 +34,7 @@ KINDS = {"gain": 0.3, "lose": 0.2, "condition": 0.3, "double": 0.1, "half": 0.1}
 @dataclass(frozen=True)
 class Level:
     steps: int
-    start: range  # of the first quantity; wide on the easy level, which is to show every sum
+    start: range  # of the first quantity; wide on the easy level, to include every sum
 
 
 LEVELS = {"easy": Level(1, range(2, TOP + 1)), "medium": Level(3, range(4, 16)), "hard": Level(6, range(4, 16))}
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """`slots` holds every valid response; `response` is the one sampled with the problem, one EOS included."""
+    """`slots` describes every valid response; `response` is the one sampled with the problem, with one EOS."""
 
     level: str
     seed: int
@@ -69,7 +69,7 @@ class Problem:
 
     @property
     def response_length(self) -> int:
-        """Tokens to generate: the response filled up with end-of-text to whole blocks (hard: 96, none to fill)."""
+        """Tokens to generate: the response filled up with end-of-text to whole blocks (hard: 96, nothing to fill)."""
         return -(-len(self.response) // BLOCK) * BLOCK
 
     @property
@@ -83,7 +83,7 @@ class Problem:
 
 
 def generate(seed: int, level: str = "hard") -> Problem:
-    """The problem of this seed and level: the same on every machine."""
+    """The problem of this seed and level; deterministic."""
     if level not in LEVELS:
         raise ValueError(f"level={level!r}; it must be one of {', '.join(LEVELS)}")
     rng = random.Random(f"{level}/{seed}")
@@ -134,7 +134,7 @@ def _ask(rng: random.Random, step: Step, day: str, she: str) -> str:
         return f"{day} they double ."
     if step.kind == "half":
         return f"{day} half get lost ."
-    verb = rng.choice(lang.EXTRA_STATS["gain" if step.kind == "gain" else "lose"])
+    verb = rng.choice(lang.QUESTION_VERBS["gain" if step.kind == "gain" else "lose"])
     condition = "if even " if step.kind == "condition" else ""
     return f"{day} {condition}{she} {verb} {step.amount} ."
 
@@ -160,13 +160,13 @@ def _choose_words(rng: random.Random, slots: Sequence[Slot]) -> tuple[str, ...]:
 
 
 def split(problem: Problem) -> str:
-    """`"test"` or `"train"`, by a hash of the question: the same question is never in both."""
+    """`"test"` or `"train"`, by a hash of the question, so that no question is in both."""
     digest = hashlib.sha256(problem.question.encode()).digest()
     return "test" if int.from_bytes(digest[:4], "big") % TEST_SHARE == 0 else "train"
 
 
 def problems(which: str, level: str = "hard", first_seed: int = 0) -> Iterator[Problem]:
-    """All problems of one side of the split (`"train"` or `"test"`), in order of their seeds, without end."""
+    """The problems of one split (`"train"` or `"test"`) in the order of their seeds; infinite."""
     if which not in ("train", "test"):
         raise ValueError(f"which={which!r}; it must be 'train' or 'test'")
     seed = first_seed
@@ -177,9 +177,9 @@ def problems(which: str, level: str = "hard", first_seed: int = 0) -> Iterator[P
         seed += 1
 
 
-def held_out(count: int, level: str = "hard") -> list[Problem]:
-    """The problems on which decoders and models are scored: the first `count` of them, always the same."""
-    return list(itertools.islice(problems("test", level, SCORING_FROM), count))
+def held_out(count: int, level: str = "hard", first: int = 0) -> list[Problem]:
+    """`count` of the problems on which decoders and models are scored, from number `first` on."""
+    return list(itertools.islice(problems("test", level, SCORING_FROM), first, first + count))
 
 
 def _as_words(response: str | Sequence[int]) -> list[str]:
@@ -195,11 +195,11 @@ def grade(problem: Problem, response: str | Sequence[int]) -> bool:
 
 
 def token_errors(problem: Problem, response: Sequence[int]) -> list[bool]:
-    """For each response token id: True if no valid response that shares the earlier wording has it there.
+    """For each response token id: True if no valid response with the same earlier wording has it at that position.
 
     A free word is right if it is one of its slot's options, and the matching one where it has to agree with an
-    earlier word that was itself an option. All else must be the one true word. What follows the first
-    end-of-text is never an error; a position beyond the solution's end is one unless end-of-text came before.
+    earlier word that was itself an option. Every other word must be the one in the solution. Tokens after the first
+    end-of-text are never errors; a position beyond the solution's end is one unless end-of-text came before.
     """
     words = [VOCABULARY[int(index)] for index in response]
     errors: list[bool] = []

@@ -1,7 +1,7 @@
-"""The task's vocabulary as a real `tokenizers` word-level tokenizer with a chat template.
+"""The task's vocabulary as a word-level `tokenizers` tokenizer with a chat template.
 
-Knows the words of `language.py` and the form of a prompt: `<|user|> question <|assistant|>`. Any text tokenizes:
-it is lower-cased, split at white space and punctuation, and a word the models never saw becomes `<|unk|>`.
+A prompt is `<|user|> question <|assistant|>`. Text is lower-cased and split at white space and punctuation; unknown
+words become `<|unk|>`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of all three models, built from the word list: the same ids on every machine."""
+    """The tokenizer of all three models, built from the word list with fixed ids."""
     words = Tokenizer(models.WordLevel(dict(ID), unk_token=UNK))
     words.normalizer = normalizers.Lowercase()
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -42,7 +42,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
+    """Write tokenizer.json and tokenizer_config.json, the latter with the chat template."""
     build_tokenizer().save_pretrained(folder, save_jinja_files=False)
     config = folder / "tokenizer_config.json"
     fields = json.loads(config.read_text()) | {

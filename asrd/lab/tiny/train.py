@@ -1,7 +1,7 @@
-"""Trains one of the shipped models: `python -m asrd.lab.tiny.train --recipe edit`.
+"""Trains one of the packaged models: `python -m asrd.lab.tiny.train --recipe edit`.
 
-The loop and the command. All randomness is a function of the seed and the update's number, so a
-killed run continues as if nothing had happened. One thread: two runs side by side are faster than one with two.
+All randomness is a function of the seed and the number of the update, so a resumed run gives the same weights as an
+uninterrupted one. Uses one thread: two runs side by side are faster than one run on two threads.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def next_batch(state: State, settings: Settings, progress: float) -> Batch:
 
 
 def progress_of(state: State, settings: Settings) -> float:
-    """The share of the updates that is done, or of the processor time if that runs out first.
+    """The share of the updates that is done, or of the processor time if that is larger.
 
-    A run that starts from another model's weights knows the sums and begins where hard problems do.
+    A run that starts from another model's weights begins at the hard problems.
     """
     done = min(1.0, max(state.update / settings.updates, state.seconds / (60 * settings.minutes)))
     return done if settings.init is None else HARD_FROM + (1.0 - HARD_FROM) * done
@@ -70,7 +70,7 @@ def add_point(state: State, settings: Settings) -> Point:
 
 
 def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | None = None) -> State:
-    """Trains until the updates or the minutes are used up; `stop_at` breaks off earlier, as a kill would."""
+    """Train until the updates or the minutes are used up, or until update `stop_at`."""
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / "checkpoint.pt"
     state = load_checkpoint(settings, checkpoint) if resume and checkpoint.exists() else new_state(settings)
@@ -81,7 +81,8 @@ def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | No
         if state.update % settings.every == 0:
             point = add_point(state, settings)
             save_curve(state.curve, out, f"recipe {settings.recipe}, seed {settings.seed}")
-            bar.set_postfix(loss=f"{point.loss:.3f}", right=f"{point.accuracy:.0%}", forwards=f"{point.forwards:.1f}")
+            shown = {"loss": f"{point.loss:.3f}", "accuracy": f"{point.accuracy:.0%}"}
+            bar.set_postfix(shown | {"forwards": f"{point.forwards:.1f}"})
         now = time.process_time()
         state.seconds, clock = state.seconds + now - clock, now
         bar.update()
@@ -96,15 +97,15 @@ def train(settings: Settings, out: Path, resume: bool = False, stop_at: int | No
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asrd.lab.tiny.train", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipe", choices=list(RECIPES), required=True)
-    parser.add_argument("--updates", type=int, help="batches the schedule is laid out for (default: the recipe's)")
-    parser.add_argument("--stop", type=int, help="batches after which it is broken off (default: the recipe's)")
+    parser.add_argument("--updates", type=int, help="batches of the whole schedule (default: the recipe's)")
+    parser.add_argument("--stop", type=int, help="batches after which training stops early (default: the recipe's)")
     parser.add_argument(
-        "--minutes", type=float, default=90.0, help="at most, of processor time; the schedule is cut to fit"
+        "--minutes", type=float, default=90.0, help="limit of processor time; the schedule is shortened to fit"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None, help="for checkpoint, curve and model (default runs/RECIPE)")
     parser.add_argument("--init", default=None, help="model or folder to start from (default: the recipe's)")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out")
     given = parser.parse_args()
     torch.set_num_threads(1)
     recipe = RECIPES[given.recipe]

@@ -15,13 +15,13 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from asrd.lab.compare.picture import COLOURS, MARKERS
+from asrd.lab.compare.plots import COLOURS, MARKERS
 from asrd.lab.diagnose.attention import PAIRS, Redistribution
 from asrd.lab.diagnose.errors import ErrorFigures
 from asrd.lab.diagnose.intervals import Estimate
 from asrd.lab.diagnose.persistence import Persistence
-from asrd.lab.diagnose.runtime import COLUMNS, Breakdown, Elsewhere
-from asrd.lab.diagnose.visible import DISTANCES, KINDS, Fitness
+from asrd.lab.diagnose.runtime import COLUMNS, Breakdown, PublishedTimes
+from asrd.lab.diagnose.visible import DISTANCES, KINDS, Suitability
 
 OFF, ON = "#56B4E9", "#D55E00"
 GREY = "#777777"
@@ -85,7 +85,7 @@ def draw_errors(found: Sequence[ErrorFigures], path: Path, title: str) -> None:
     _save(figure, path, title)
 
 
-def draw_visible(found: Fitness, path: Path, title: str) -> None:
+def draw_visible(found: Suitability, path: Path, title: str) -> None:
     """By distance to the nearest mask: right tokens kept, planted ones flipped, without and with the probe."""
     figure, axes = plt.subplots(1, 1 + len(KINDS), figsize=(12, 3.8), sharey=True, constrained_layout=True)
     labels = [str(low) if low == high else f"{low}-{high}" if high else f"{low}+" for low, high in DISTANCES]
@@ -143,12 +143,12 @@ def draw_stability(
     _save(figure, path, title)
 
 
-def draw_runtime(found: Sequence[Breakdown], elsewhere: Sequence[Elsewhere], path: Path, title: str) -> None:
+def draw_runtime(found: Sequence[Breakdown], published: Sequence[PublishedTimes], path: Path, title: str) -> None:
     """Shares of a step, one bar a decoder; below, hatched, what the paper says of an A100."""
-    figure, panel = plt.subplots(figsize=(10, 1.2 + 0.42 * (len(found) + len(elsewhere))), constrained_layout=True)
+    figure, panel = plt.subplots(figsize=(10, 1.2 + 0.42 * (len(found) + len(published))), constrained_layout=True)
     bars = [(b.label, {n: e.value for n, e in b.parts.items()}, f"{b.step.value:.1f} ms", "") for b in found]
     bars += [
-        (f"paper's {e.label}", dict(e.parts), f"{sum(e.parts.values()):.1f} ms on an A100", "//") for e in elsewhere
+        (f"paper's {e.label}", dict(e.parts), f"{sum(e.parts.values()):.1f} ms on an A100", "//") for e in published
     ]
     for place, (_, parts, total, hatch) in enumerate(bars):
         whole, left = sum(parts.values()), 0.0

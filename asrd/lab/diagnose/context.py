@@ -1,6 +1,6 @@
-"""`Stage`: a model and a batch of prompts, on which real decodes run and chosen states get further forward passes.
+"""`DecodeContext`: a model with a batch of prompts and one configuration.
 
-Knows how to call the loop and the embedding operation. Does not know what a diagnosis looks for.
+It runs real decodes and, for the diagnostics, further forward passes on single states of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asrd_kernels import DecodeState, Rules, dispatch
 
 
 @dataclass(frozen=True)
-class Stage:
+class DecodeContext:
     """B prompts of P positions, to be continued by G tokens with one configuration."""
 
     run: Run
@@ -36,8 +36,8 @@ class Stage:
         settings: Mapping[str, Any] | None = None,
         tokenizer: Any = None,
         wrap: Callable[[Any], ModelAdapter] = ModelAdapter,
-    ) -> Stage:
-        """settings: fields of `AsrdConfig`; without `max_new_tokens`, as many as the samples' answers ask for.
+    ) -> DecodeContext:
+        """settings: fields of `AsrdConfig`; `max_new_tokens` defaults to the length of the samples' answers.
         wrap: makes the adapter."""
         settings = dict(settings or {})
         longest = max(sample.length for sample in samples)
@@ -66,7 +66,7 @@ class Stage:
 
     @property
     def rules(self) -> Rules:
-        """What a step looks at."""
+        """The rules of a step."""
         return self.run.request.rules
 
     @property
@@ -76,19 +76,19 @@ class Stage:
 
     @torch.no_grad()
     def decode(self, observers: Sequence[Observer] = ()) -> DecodeState:
-        """Decode the prompts; observers are shown the state after each step, which is the one before the next."""
+        """Decode the prompts; observers are called with the state after each step."""
         decoder = find_decoder(self.request.config.decoder)(self.request, self.table)
         decode(self.run, decoder, observers)
         return decoder.state
 
     def embeds(self, state: DecodeState, **changed: Any) -> Tensor:
-        """Embeddings [B, L, D] of a state, under the rules or (alpha=0.0, beta=0.0, ...) some of them changed."""
+        """Embeddings [B, L, D] of a state, under the rules with the given ones changed (alpha=0.0, beta=0.0, ...)."""
         rules = replace(self.rules, **changed)
         return dispatch.anchor_embed(state, self.table, rules, self.request.readout.row_ids, self.request.impl)
 
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
-        """[N, V] of the N positions `wanted` [B, G] bool in the order of `nonzero`, -inf for ids never predicted."""
+        """Logits [N, V] of the N positions `wanted` [B, G] bool, in the order of `nonzero`; -inf for forbidden ids."""
         row, position = wanted.nonzero(as_tuple=True)
         found = head(self.run, forward(self.run, embeds, state), row, position).float()
         return found.index_fill(1, self.request.readout.forbidden, -torch.inf)

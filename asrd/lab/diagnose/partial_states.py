@@ -1,7 +1,6 @@
-"""Half-masked answers as a decode would have them: earlier blocks stand, the active one partly, later ones not.
+"""Partially masked answers as decoder states: earlier blocks committed, the active one in part, later ones masked.
 
-Of the standing tokens of the active block a few are pending and the others anchors. Knows states and chance. Runs no
-model and judges nothing.
+Of the committed tokens of the active block a few are pending and the others are anchors.
 """
 
 from __future__ import annotations
@@ -11,30 +10,30 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from asrd.lab.diagnose.stage import Stage
+from asrd.lab.diagnose.context import DecodeContext
 from asrd_kernels import DecodeState, new_state
 
 MOST_PENDING = 4
-LEAST_MASKED, MOST_MASKED = 0.05, 0.95  # of the active block; small shares are drawn more often
+LEAST_MASKED, MOST_MASKED = 0.05, 0.95  # share of the active block; small shares are drawn more often
 
 
 @dataclass(frozen=True)
-class Scene:
-    """B answers in mid-decode, all tokens that stand being right."""
+class PartialStates:
+    """B partially masked answers; all committed tokens are right."""
 
     state: DecodeState
     planted: Tensor  # [B] int64, a pending position at which a wrong token may be planted
     distance: Tensor  # [B, G] int64, to the nearest mask
 
 
-def draw_scene(stage: Stage, truth: Tensor, free: Tensor, rng: Generator) -> Scene:
-    """For each row of truth [B, G]: an active block, masks in it and behind it, anchors, and pending tokens, one of
-    which, `planted`, is not `free` [B, G] bool unless all in the block are.
+def draw_partial_states(context: DecodeContext, truth: Tensor, free: Tensor, rng: Generator) -> PartialStates:
+    """For each row of truth [B, G]: an active block, masks in it and after it, anchors, and pending tokens. One of the
+    pending ones, `planted`, is not `free` [B, G] bool unless the whole block is.
 
-    The active block has at least three tokens where the answer has as many; one of them at least is a mask.
+    The active block has at least three tokens where the answer has as many, and at least one mask.
     """
-    rules, length = stage.rules, truth.shape[1]
-    state = new_state(stage.request.prompt, length, rules, torch.promote_types(stage.table.dtype, torch.float32))
+    rules, length = context.rules, truth.shape[1]
+    state = new_state(context.request.prompt, length, rules, torch.promote_types(context.table.dtype, torch.float32))
     state.generated.copy_(truth)
     begins = [b for b in range(0, length, rules.block_length) if min(rules.block_length, length - b) >= 3] or [0]
     planted = []
@@ -46,22 +45,22 @@ def draw_scene(stage: Stage, truth: Tensor, free: Tensor, rng: Generator) -> Sce
         order.remove(at)
         share = LEAST_MASKED + (MOST_MASKED - LEAST_MASKED) * float(torch.rand(1, generator=rng)) ** 2
         masks = min(max(round(share * size), 1), max(size - 2, 1))
-        standing = order[masks:]
-        checked = min(MOST_PENDING - 1, len(standing) // 2)
-        anchors = standing[checked:][: rules.capacity]
+        committed = order[masks:]
+        checked = min(MOST_PENDING - 1, len(committed) // 2)
+        anchors = committed[checked:][: rules.capacity]
         state.generated[row, order[:masks]] = rules.mask_id
         state.generated[row, begin + size :] = rules.mask_id
-        state.pending[row, [at, *standing[:checked]]] = True
+        state.pending[row, [at, *committed[:checked]]] = True
         state.ring[row, : len(anchors)] = torch.tensor(anchors, dtype=torch.int64)
         state.counts[2, row] = len(anchors)
         planted.append(at)
     masked = state.generated == rules.mask_id
     state.guided.copy_(masked)
-    return Scene(state, torch.tensor(planted, device=masked.device), distance_to_mask(masked))
+    return PartialStates(state, torch.tensor(planted, device=masked.device), distance_to_mask(masked))
 
 
 def distance_to_mask(masked: Tensor) -> Tensor:
-    """[B, G] int64: how far the nearest True of masked [B, G] bool is; G where a row has none."""
+    """[B, G] int64: distance to the nearest True of masked [B, G] bool; G where a row has none."""
     length = masked.shape[1]
     place = torch.arange(length, device=masked.device)
     apart = (place[:, None] - place).abs()[None].expand(len(masked), -1, -1)

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator
 
-from asrd.lab.compare.picture import COLOURS, MARKERS
+from asrd.lab.compare.plots import COLOURS, MARKERS
 from benchmarks.head_to_head.clock import PARTS
 
 Row = dict[str, Any]

@@ -1,7 +1,7 @@
-"""Where training starts from: numbers on circles, outputs that read what inputs write, attention that copies.
+"""The initial weights: number embeddings on circles, an LM head equal to the embeddings, attention that copies.
 
-Random weights reach the same place, but spend most of a short training on getting there: with LLaDA's objective,
-240 batches from here know more sums than 890 from random weights. It is an initialisation only: nothing is tied.
+It saves training time only: with LLaDA's objective, 240 batches from here solve more sums than 890 from random
+weights. No weights are tied.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from asrd.lab.tiny.model import TinyModel
 
 PERIODS = (2, 3, 4, 5, 7, 10, 16, 25, 40, 100)
 SCALE = 1.5  # of the circles relative to the random embedding they are added to
-COPY = 0.5  # how much of the identity goes into the value and output matrices of attention
+COPY = 0.5  # weight of the identity in the value and output matrices of attention
 
 
 def prepare(model: TinyModel, seed: int) -> None:
-    """Sums are rotations, a token that attention brings along is its own logit: both true before the first step."""
+    """Initialise in place: sums are rotations of number embeddings, and a copied token raises its own logit."""
     transformer = model.model.transformer
     with torch.no_grad():
         _place_numbers_on_circles(transformer.wte.weight, seed)
@@ -31,7 +31,7 @@ def prepare(model: TinyModel, seed: int) -> None:
 
 
 def _place_numbers_on_circles(embedding: Tensor, seed: int) -> None:
-    """Adds cos and sin of every period, randomly projected, to the rows of the number tokens."""
+    """Add cos and sin of every period, randomly projected, to the rows of the number tokens."""
     rows = embedding[ID["0"] : ID["0"] + MAX_NUMBER + 1]
     angle = torch.arange(MAX_NUMBER + 1)[:, None] * (2 * math.pi / torch.tensor(PERIODS))
     projection = torch.randn(2 * len(PERIODS), rows.shape[1], generator=Generator().manual_seed(seed))
