@@ -40,10 +40,10 @@ def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Tensor) -> Te
     return ((entropy - low) * scale).clamp_(min=0.0) * state.guided  # NO_ENTROPY lies below low
 
 
-def anchor_embed_torch(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor) -> Tensor:
+def anchor_embed_torch(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor) -> Tensor:
     """`inputs_embeds` [B, L, D] in the table's dtype, computed in the statistics' dtype and rounded once.
 
-    table [V, D]; row_ids [B] int64 key the draws of the two random probes.
+    table [V, D]; row_ids and seeds, [B] int64, key the draws of the two random probes.
     """
     embeds = F.embedding(state.tokens, table)
     text = embeds[:, state.prompt_length :]
@@ -60,23 +60,23 @@ def anchor_embed_torch(state: DecodeState, table: Tensor, rules: Rules, row_ids:
             keep = torch.where(probed, -rules.beta * rho, keep)
     edited = torch.addcmul(clean * (1 - keep)[..., None], add[..., None], center)
     if rules.probe in ("gaussian", "random"):
-        probe = _random_probe(state, table, rules, row_ids, clean, center)
+        probe = _random_probe(state, table, rules, row_ids, seeds, clean, center)
         edited = torch.where(probed[..., None], clean + rules.beta * probe, edited)
     text.copy_(edited)
     return embeds
 
 
 def _random_probe(
-    state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, clean: Tensor, center: Tensor
+    state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, clean: Tensor, center: Tensor
 ) -> Tensor:
     """[B, G, D] of the paper's two controls: noise of the orthogonal probe's length, or a random token's embedding."""
     positions = state.positions.expand(clean.shape[:2])
-    key = (rules.seed, row_ids[:, None].expand_as(positions), positions, (state.step + 1)[:, None].expand_as(positions))
+    seed, row, step = (key[:, None].expand_as(positions) for key in (seeds, row_ids, state.step + 1))
     if rules.probe == "random":
-        drawn = uniform_token(*key, vocab_size=table.shape[0], mask_id=rules.mask_id)
+        drawn = uniform_token(seed, row, positions, step, vocab_size=table.shape[0], mask_id=rules.mask_id)
         return F.embedding(drawn, table).to(clean.dtype)
     square = torch.linalg.vecdot(clean, clean)[..., None]
     rho = torch.where(square > 0, torch.linalg.vecdot(clean, center)[..., None] / square, 0.0)
     orthogonal = center - rho * clean
-    noise = gaussian(*key, count=clean.shape[-1], dtype=clean.dtype)
+    noise = gaussian(seed, row, positions, step, count=clean.shape[-1], dtype=clean.dtype)
     return noise * (orthogonal.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True))

@@ -22,7 +22,7 @@ from torch.library import triton_op, wrap_triton
 
 from asrd_kernels.anchor_embed import FLAT, HUGE, anchor_embed_torch
 from asrd_kernels.compiler_triton import at_most
-from asrd_kernels.philox_triton import as_int64, uniform_token
+from asrd_kernels.philox_triton import uniform_token
 from asrd_kernels.precise_triton import divide
 from asrd_kernels.state import DecodeState, Rules
 
@@ -120,8 +120,8 @@ def guide(
 
 @triton.jit
 def probed(
-    b_clean, text, ring, cached, table, row_id, position, step,
-    vocab, mask_id, seed, beta, stride_v, stride_d, o_d, m_d,
+    b_clean, text, ring, cached, table, seed, row_id, position, step,
+    vocab, mask_id, beta, stride_v, stride_d, o_d, m_d,
     PROBE: tl.constexpr, ANCHORS: tl.constexpr,
 ):  # fmt: skip
     """A pending token's embedding with the probe added."""
@@ -141,11 +141,11 @@ def probed(
     return b_edited
 
 
-@triton.jit(do_not_specialize=["prompt", "length", "capacity", "mask_id", "tiles", "seed"])
+@triton.jit(do_not_specialize=["prompt", "length", "capacity", "mask_id", "tiles"])
 def embed_kernel(
-    tokens, pending, guided, entropy, ring, anchors, step, row_ids, table, out,
+    tokens, pending, guided, entropy, ring, anchors, step, row_ids, seeds, table, out,
     prompt, length, dim, vocab, capacity, mask_id, tiles, parts,
-    seed: tl.int64, alpha: tl.float64, beta: tl.float64, stride_v, stride_d,
+    alpha: tl.float64, beta: tl.float64, stride_v, stride_d,
     CONSTANT: tl.constexpr, PROBE: tl.constexpr,
     ROW: tl.constexpr, ANCHORS: tl.constexpr, POSITIONS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
@@ -172,9 +172,9 @@ def embed_kernel(
             p_out = out + (b * canvas + prompt + at) * dim + o_d
             if (PROBE != _NONE) & waits & (cached > 0):
                 b_edited = probed(
-                    b_row.to(dtype), text, ring + b * (capacity + 1), cached, table, tl.load(row_ids + b), at,
-                    tl.load(step + b) + 1, vocab, mask_id, seed, tl.full((), beta, dtype), stride_v, stride_d,
-                    o_d, m_d, PROBE, ANCHORS,
+                    b_row.to(dtype), text, ring + b * (capacity + 1), cached, table, tl.load(seeds + b),
+                    tl.load(row_ids + b), at, tl.load(step + b) + 1, vocab, mask_id, tl.full((), beta, dtype),
+                    stride_v, stride_d, o_d, m_d, PROBE, ANCHORS,
                 )  # fmt: skip
                 tl.store(p_out, b_edited, mask=m_d)
             else:
@@ -184,31 +184,30 @@ def embed_kernel(
 @triton_op("asrd::anchor_embed", mutates_args=())
 def _launch(
     tokens: Tensor, pending: Tensor, guided: Tensor, entropy: Tensor, ring: Tensor, anchors: Tensor, step: Tensor,
-    row_ids: Tensor, table: Tensor, mask_id: int, seed: int, alpha: float, beta: float, constant: bool, probe: int,
+    row_ids: Tensor, seeds: Tensor, table: Tensor, mask_id: int, alpha: float, beta: float, constant: bool, probe: int,
 ) -> Tensor:  # fmt: skip
     (batch, canvas), length, (vocab, dim) = tokens.shape, pending.shape[1], table.shape
     how = embed_launch(dim, table.element_size())
     tiles, parts = triton.cdiv(length, how.positions), triton.cdiv(dim, how.dims)
     out = torch.empty(batch, canvas, dim, dtype=table.dtype, device=table.device)
     wrap_triton(embed_kernel)[(tiles * parts + canvas, batch)](
-        tokens, pending, guided, entropy, ring, anchors, step, row_ids, table, out,
+        tokens, pending, guided, entropy, ring, anchors, step, row_ids, seeds, table, out,
         canvas - length, length, dim, vocab, ring.shape[1] - 1, mask_id, tiles, parts,
-        seed, alpha, beta, table.stride(0), table.stride(1),
+        alpha, beta, table.stride(0), table.stride(1),
         CONSTANT=constant, PROBE=probe, ROW=how.row, ANCHORS=how.anchors, POSITIONS=how.positions, DIMS=how.dims,
         num_warps=how.warps, enable_fp_fusion=False, **at_most(how.registers),
     )  # fmt: skip
     return out
 
 
-def anchor_embed_triton(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor) -> Tensor:
+def anchor_embed_triton(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor) -> Tensor:
     """As `anchor_embed_torch`, for a table of any strides.
 
     The gaussian probe, a control of the paper's, is its twin's: sine and cosine would cost the kernel a stack.
     """
     if rules.probe not in PROBES:
-        return anchor_embed_torch(state, table, rules, row_ids)
+        return anchor_embed_torch(state, table, rules, row_ids, seeds)
     return _launch(
-        state.tokens, state.pending, state.guided, state.entropy, state.ring, state.anchors, state.step, row_ids, table,
-        rules.mask_id, as_int64(rules.seed), rules.alpha, rules.beta, rules.magnitude == "constant",
-        PROBES[rules.probe],
+        state.tokens, state.pending, state.guided, state.entropy, state.ring, state.anchors, state.step, row_ids, seeds,
+        table, rules.mask_id, rules.alpha, rules.beta, rules.magnitude == "constant", PROBES[rules.probe],
     )  # fmt: skip

@@ -16,7 +16,7 @@ from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, wante
 
 def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None) -> None:
     """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise `slots` [B, W], if given."""
-    length, tokens, guided, positions = state.length, state.generated, state.guided, state.positions
+    lengths, tokens, guided, positions = state.lengths[:, None], state.generated, state.guided, state.positions
     top1, confidence, entropy, _ = stats
     state.step.add_(~state.done)
     step = state.step[:, None]
@@ -31,7 +31,7 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Ten
     drafted = with_best(confident, active, confidence)
     # 5. Revoke what the budget can pay for
     masked = (tokens == rules.mask_id) & ~drafted
-    revoked = failed & (failed.cumsum(1) <= length - step - masked.sum(1, keepdim=True))
+    revoked = failed & (failed.cumsum(1) <= lengths - step - masked.sum(1, keepdim=True))
     tokens.copy_(torch.where(revoked, rules.mask_id, torch.where(drafted, top1, tokens)))
     # 6. History
     run = state.run * (top1 == state.last) + 1
@@ -52,7 +52,7 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Ten
     state.trusted.logical_or_(anchors)
     state.counts[:3].add_(torch.stack([drafted, revoked, anchors]).sum(2))
     pending = confident ^ anchors if rules.verify else torch.zeros_like(confident)  # anchors are among the confident
-    pending &= step < length  # 10. at the end of the budget what is pending becomes final
+    pending &= step < lengths  # 10. at the end of the budget what is pending becomes final
     # 9. Entropies for the next step
     recorded = guided.clone()
     live = finish_step(state, masked | revoked, pending, rules)

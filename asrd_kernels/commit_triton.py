@@ -3,7 +3,8 @@
 A row is read tile by tile, so any length fits, in three passes: (1) count and find what takes the whole row to know;
 (2) decide and write; (3) end the text, or narrow the guided masks to the next active block, now that it is known. If
 the loop reads slots, a fourth one fills them: PICK is 0 (no slots), 1 (two blocks a row) or 2 (all positions).
-Done rows, which are fixed points, are left alone. Numbers are compared and counted, never computed with.
+Done rows, which are fixed points, are left alone, and so is what lies behind a row's own length. Numbers are compared
+and counted, never computed with.
 
 Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile. Guided
 positions hold the mask token; `Rules` and `DecodeState` say what the rest means.
@@ -59,14 +60,14 @@ def _read(
 
 @triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "window", "capacity", "width"])
 def commit_kernel(
-    p_tokens, p_pending, p_guided, p_trusted, p_last, p_run, p_entropy, p_ring, p_active, p_step, p_counts, p_done,
-    p_top1, p_confidence, p_new_entropy, p_slots,
-    s_tokens, s_ring, s_top1, s_confidence, s_new_entropy, rows, length, block_length,
+    p_tokens, p_lengths, p_pending, p_guided, p_trusted, p_last, p_run, p_entropy, p_ring, p_active, p_step, p_counts,
+    p_done, p_top1, p_confidence, p_new_entropy, p_slots,
+    s_tokens, s_ring, s_top1, s_confidence, s_new_entropy, rows, room, block_length,
     mask_id, pad_id, threshold: tl.float64, window, capacity, width,
     SCOPED: tl.constexpr, RESET: tl.constexpr, ANCHOR_EOS: tl.constexpr, VERIFY: tl.constexpr,
     EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, PICK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One row. s_ are the strides between rows; tensors of the state without one are contiguous [rows, length]."""
+    """One row. s_ are the strides between rows; tensors of the state without one are contiguous [rows, room]."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(p_done + row):
         return
@@ -75,12 +76,13 @@ def commit_kernel(
     p_top1 += row * s_top1
     p_confidence += row * s_confidence
     p_new_entropy += row * s_new_entropy
-    p_pending += row * length
-    p_guided += row * length
-    p_trusted += row * length
-    p_last += row * length
-    p_run += row * length
-    p_entropy += row * length
+    p_pending += row * room
+    p_guided += row * room
+    p_trusted += row * room
+    p_last += row * room
+    p_run += row * room
+    p_entropy += row * room
+    length = tl.load(p_lengths + row).to(tl.int32)
     step = tl.load(p_step + row).to(tl.int32) + 1
     active = tl.load(p_active + row).to(tl.int32)
     anchors_before = tl.load(p_counts + 2 * rows + row).to(tl.int32)
@@ -181,9 +183,10 @@ def commit_kernel(
             if PICK == 1:  # those of the active block, then those of the block that is checked, if it is another
                 b_second = o_slot >= block_length
                 o_ = o_slot + tl.where(b_second, checked - 1, next_active) * block_length
-                m_ = m_ & (o_ < length) & ~(b_second & (checked == next_active))
+                m_ = m_ & ~(b_second & (checked == next_active))
+            m_ = m_ & (o_ < length)
             b_wanted = tl.load(p_guided + o_, mask=m_, other=0) | tl.load(p_pending + o_, mask=m_, other=0)
-            tl.store(p_slots + row * width + o_slot, tl.where(b_wanted, o_, length), mask=o_slot < width)
+            tl.store(p_slots + row * width + o_slot, tl.where(b_wanted, o_, room), mask=o_slot < width)
     tl.store(p_step + row, step)
     tl.store(p_active + row, next_active)
     tl.store(p_done + row, ~live)
@@ -204,8 +207,8 @@ def commit_triton(state: DecodeState, stats: VocabStats, rules: Rules, slots: Te
     top1, confidence, entropy, _ = stats
     width = 0 if slots is None else slots.shape[1]
     commit_kernel[(rows,)](
-        state.generated, state.pending, state.guided, state.trusted, state.last, state.run, state.entropy, state.ring,
-        state.active, state.step, state.counts, state.done, top1, confidence, entropy,
+        state.generated, state.lengths, state.pending, state.guided, state.trusted, state.last, state.run,
+        state.entropy, state.ring, state.active, state.step, state.counts, state.done, top1, confidence, entropy,
         state.ring if slots is None else slots,
         state.tokens.stride(0), state.ring.stride(0), top1.stride(0), confidence.stride(0), entropy.stride(0),
         rows, length, rules.block_length, rules.mask_id, rules.pad_id, rules.threshold, rules.window, rules.capacity,

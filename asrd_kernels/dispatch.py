@@ -49,13 +49,15 @@ def triton_is_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def anchor_embed(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, impl: str = "auto") -> Tensor:
+def anchor_embed(
+    state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, impl: str = "auto"
+) -> Tensor:
     """See `anchor_embed_torch`."""
     if resolve_impl(impl, table.device) == "torch":
-        return anchor_embed_torch(state, table, rules, row_ids)
+        return anchor_embed_torch(state, table, rules, row_ids, seeds)
     from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 
-    return anchor_embed_triton(state, table, rules, row_ids)
+    return anchor_embed_triton(state, table, rules, row_ids, seeds)
 
 
 def vocab_stats(

@@ -16,7 +16,7 @@ from torch.library import triton_op, wrap_triton
 from asrd_kernels.compiler_triton import on_rocm
 from asrd_kernels.fused_head import check_head
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
-from asrd_kernels.philox_triton import as_int64, gumbel
+from asrd_kernels.philox_triton import gumbel
 from asrd_kernels.state import VocabStats
 from asrd_kernels.vocab_stats import Readout
 from asrd_kernels.vocab_stats_triton import _FIELDS, below, merge_kernel
@@ -48,21 +48,21 @@ def head_launch(rows: int, vocab: int, itemsize: int) -> HeadLaunch:
 
 
 @triton.jit
-def _row_noise(seed, b_row, b_position, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _row_noise(b_seed, b_row, b_position, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """[ROWS, COLUMNS] Gumbel noise of tokens first, first + 1, ...; the bits of philox_triton.random_bits."""
     o_quad = (first // 4 + tl.arange(0, COLUMNS // 4)).to(tl.uint32)
     b_zero = tl.zeros([ROWS, COLUMNS // 4], tl.uint32)
     b_quad = b_zero + o_quad[None, :]
     b_position = b_zero + b_position.to(tl.uint32)[:, None]
     b_row = b_zero + b_row.to(tl.uint32)[:, None]
-    a, b, c, d = tl.philox(seed, b_quad, b_position, b_row, b_zero)
+    a, b, c, d = tl.philox(b_seed[:, None], b_quad, b_position, b_row, b_zero)
     return gumbel(tl.interleave(tl.interleave(a, c), tl.interleave(b, d)), tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_forbidden", "seed", "length", "rows"])
+@triton.jit(do_not_specialize=["num_forbidden", "length", "rows"])
 def head_kernel(
-    hidden, weight, row, position, row_ids, forbidden, numbers, picks,
-    num_forbidden, seed: tl.int64, noise_scale: tl.float64, logit_scale: tl.float64,
+    hidden, weight, row, position, row_ids, seeds, forbidden, numbers, picks,
+    num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64,
     rows, vocab, dim, length, stride_n, stride_v,
     SAMPLE: tl.constexpr, WIDEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MERGE: tl.constexpr,
@@ -103,8 +103,9 @@ def head_kernel(
     tl.store(p_number + 2 * MERGE, tl.sum(b_mass * b_z, axis=1), mask=m_n)
     b_pick = b_summit
     if SAMPLE:
-        b_row = tl.load(row_ids + tl.load(row + o_n, mask=m_n, other=0))
-        b_noise = _row_noise(seed, b_row, b_here, first, ROWS, COLUMNS) * tl.full((), noise_scale, tl.float32)
+        b_row = tl.load(row + o_n, mask=m_n, other=0)
+        b_noise = _row_noise(tl.load(seeds + b_row), tl.load(row_ids + b_row), b_here, first, ROWS, COLUMNS)
+        b_noise *= tl.full((), noise_scale, tl.float32)
         b_score, b_pick = tl.max(b_noise + b_x * tl.full((), logit_scale, tl.float32), axis=1, return_indices=True)
         b_picked = tl.sum(tl.where(o_lane[None, :] == b_pick[:, None], b_x, 0.0), axis=1)
         tl.store(p_number + 3 * MERGE, b_score, mask=m_n)
@@ -114,8 +115,8 @@ def head_kernel(
 
 @triton_op("asrd::fused_head", mutates_args=("top1", "confidence", "entropy", "bad"))
 def _launch(
-    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, row_ids: Tensor, forbidden: Tensor,
-    unconfident: Tensor | None, temperature: float, seed: int,
+    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, row_ids: Tensor, seeds: Tensor,
+    forbidden: Tensor, unconfident: Tensor | None, temperature: float,
     top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
 ) -> None:  # fmt: skip
     (rows, dim), vocab, sample, length = hidden.shape, weight.shape[0], temperature > 0, top1.shape[1] - 1
@@ -124,8 +125,8 @@ def _launch(
     picks = torch.empty(rows, how.merge, dtype=torch.int32, device=hidden.device)
     hot = max(temperature, 1.0)  # neither factor overflows, however hot or cold
     wrap_triton(head_kernel)[(triton.cdiv(rows, how.rows), how.chunks)](
-        hidden, weight, row, position, row_ids, forbidden, numbers, picks,
-        forbidden.shape[0], seed, temperature / hot, 1 / hot,
+        hidden, weight, row, position, row_ids, seeds, forbidden, numbers, picks,
+        forbidden.shape[0], temperature / hot, 1 / hot,
         rows, vocab, dim, length, hidden.stride(0), weight.stride(0),
         SAMPLE=sample, WIDEN=triton.knobs.runtime.interpret and weight.dtype == torch.bfloat16,
         ROWS=how.rows, COLUMNS=COLUMN_TILE, DEPTH=how.depth, MERGE=how.merge,
@@ -148,6 +149,6 @@ def fused_head_triton(
         raise ValueError("the numbers of a hidden state, and of a weight's row, must lie next to each other")
     if hidden.shape[0] > 0:
         _launch(
-            hidden, weight, row.contiguous(), position.contiguous(), readout.row_ids, readout.forbidden,
-            readout.unconfident, readout.temperature, as_int64(readout.seed), *out,
+            hidden, weight, row.contiguous(), position.contiguous(), readout.row_ids, readout.seeds,
+            readout.forbidden, readout.unconfident, readout.temperature, *out,
         )  # fmt: skip

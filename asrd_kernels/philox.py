@@ -23,8 +23,14 @@ def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     return (product >> 32) & _WORD, product & _WORD
 
 
-def philox(seed: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four int64 tensors holding 32 random bits each, for broadcastable int64 counter words in [0, 2^32)."""
+def as_int64(seed: int) -> int:
+    """The 64 bits of a seed from 0 to 2^64 - 1 as the signed number that a tensor of seeds holds."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def philox(seed: Tensor | int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Four int64 tensors holding 32 random bits each, for broadcastable int64 counter words in [0, 2^32); so is a seed
+    of int64."""
     key_a, key_b = seed & _WORD, (seed >> 32) & _WORD
     c0, c1, c2, c3 = counter
     for _ in range(10):
@@ -35,16 +41,18 @@ def philox(seed: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[T
     return c0, c1, c2, c3
 
 
-def random_bits(seed: int, row: Tensor, position: Tensor, step: Tensor | int, count: int) -> Tensor:
-    """[*S, count] int64 of 32 random bits, one for each index 0 .. count-1; row, position and step have shape S."""
+def random_bits(seed: Tensor | int, row: Tensor, position: Tensor, step: Tensor | int, count: int) -> Tensor:
+    """[*S, count] int64 of 32 random bits, one for each index 0 .. count-1; seed, row, position and step have shape S,
+    seed and step perhaps none."""
     quads = torch.arange((count + 3) // 4, device=row.device)
     shape = (*row.shape, len(quads))
     step = step if isinstance(step, Tensor) else torch.full_like(row, step)
+    seed = seed[..., None] if isinstance(seed, Tensor) else seed
     words = philox(seed, (quads, position[..., None], row[..., None], step[..., None]))
     return torch.stack([word.expand(shape) for word in words], dim=-1).flatten(-2)[..., :count]
 
 
-def gumbel(seed: int, row: Tensor, position: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def gumbel(seed: Tensor | int, row: Tensor, position: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """[N, count] standard Gumbel noise of each token id, for row and position of shape [N].
 
     -log(-log(1 - w)) with w in (0, 1): small w, which decide the argmax, keep all their 32 bits. log(1 - w) is formed
@@ -57,7 +65,7 @@ def gumbel(seed: int, row: Tensor, position: Tensor, count: int, dtype: torch.dt
     return -exponential.log()
 
 
-def gaussian(seed: int, row: Tensor, position: Tensor, step: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def gaussian(seed: Tensor | int, row: Tensor, position: Tensor, step: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """[*S, count] standard normal numbers (Box-Muller on neighbouring pairs)."""
     bits = random_bits(seed, row, position, step, count + count % 2).to(dtype)
     radius = (-2 * ((bits[..., 0::2] + 0.5) * 2.0**-32).log()).clamp(min=0).sqrt()
@@ -65,7 +73,9 @@ def gaussian(seed: int, row: Tensor, position: Tensor, step: Tensor, count: int,
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1).flatten(-2)[..., :count]
 
 
-def uniform_token(seed: int, row: Tensor, position: Tensor, step: Tensor, vocab_size: int, mask_id: int) -> Tensor:
+def uniform_token(
+    seed: Tensor | int, row: Tensor, position: Tensor, step: Tensor, vocab_size: int, mask_id: int
+) -> Tensor:
     """[*S] token ids, uniform over the vocabulary without the mask."""
     drawn = (random_bits(seed, row, position, step, 1)[..., 0] * (vocab_size - 1)) >> 32
     return drawn + (drawn >= mask_id)

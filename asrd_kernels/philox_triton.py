@@ -9,11 +9,6 @@ import triton.language as tl
 from asrd_kernels.precise_triton import divide
 
 
-def as_int64(seed: int) -> int:
-    """The seed's 64 bits as the signed number that a kernel takes."""
-    return (seed + 2**63) % 2**64 - 2**63
-
-
 @triton.jit
 def random_bits(seed, row, position, step, first, LENGTH: tl.constexpr):
     """[LENGTH] uint32: the random bits of indices first, first + 1, ...; seed is int64, the other words integers."""

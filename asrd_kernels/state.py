@@ -2,7 +2,9 @@
 
 Knows shapes and dtypes. Knows no model, no tokenizer and no configuration object.
 Shapes: B rows, L = P + G canvas positions (P prompt, G generated), m = capacity.
-Positions in the state count from the first generated one (p - P).
+Positions in the state count from the first generated one (p - P). A row may have fewer than G of them, `lengths`: what
+lies behind holds the pad token, and nothing is ever decided there, so that the row is decoded as on a canvas of its own
+length.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ class Rules:
     magnitude: Literal["entropy", "constant"] = "entropy"
     probe: Literal["orthogonal", "none", "parallel", "gaussian", "random"] = "orthogonal"
     early_stop: bool = True
-    seed: int = 0
 
 
 class VocabStats(NamedTuple):
@@ -53,6 +54,7 @@ class DecodeState:
     """Preallocated tensors of a decode; `commit` updates them in place and nothing is read back by the host."""
 
     tokens: Tensor  # [B, L] int64, the canvas
+    lengths: Tensor  # [B] int64, generated positions of the row, at most G; also its budget of forward passes
     pending: Tensor  # [B, G] bool, committed and awaiting its one check
     guided: Tensor  # [B, G] bool, the masks that get guidance and history in the coming step (G_s)
     trusted: Tensor  # [B, G] bool, ever promoted to an anchor
@@ -104,20 +106,33 @@ class DecodeState:
         """[B, G] view of the canvas's generated part."""
         return self.tokens[:, self.prompt_length :]
 
+    @property
+    def inside(self) -> Tensor:
+        """[B, G] bool: the positions that the row has."""
+        return self.positions < self.lengths[:, None]
 
-def new_state(prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = torch.float32) -> DecodeState:
-    """State before the first step: `prompt` [B, P] followed by `length` masks. `dtype` is that of the statistics."""
+
+def new_state(
+    prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = torch.float32, lengths: Tensor | None = None
+) -> DecodeState:
+    """State before the first step: `prompt` [B, P] followed by `lengths` [B] masks and pads up to `length`.
+
+    lengths are int64 from 0 to `length`, None: `length` in every row; a row of 0 is done. `dtype` is that of the
+    statistics.
+    """
     batch, device = prompt.shape[0], prompt.device
 
     def full(shape: tuple[int, ...], value: int | float | bool, kind: torch.dtype) -> Tensor:
         return torch.full(shape, value, dtype=kind, device=device)
 
     positions = torch.arange(length, device=device)
-    guided = positions < (length if rules.scope == "sequence" else rules.block_length)
+    lengths = full((batch,), length, torch.int64) if lengths is None else lengths.clone()
+    masked = positions < lengths[:, None]
     return DecodeState(
-        tokens=torch.cat([prompt, full((batch, length), rules.mask_id, torch.int64)], dim=1),
+        tokens=torch.cat([prompt, torch.where(masked, rules.mask_id, rules.pad_id)], dim=1),
+        lengths=lengths,
         pending=full((batch, length), False, torch.bool),
-        guided=guided.repeat(batch, 1),
+        guided=masked & (positions < (length if rules.scope == "sequence" else rules.block_length)),
         trusted=full((batch, length), False, torch.bool),
         last=full((batch, length), -1, torch.int64),
         run=full((batch, length), 0, torch.int64),
@@ -126,7 +141,7 @@ def new_state(prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = to
         active=full((batch,), 0, torch.int64),
         step=full((batch,), 0, torch.int64),
         counts=full((4, batch), 0, torch.int64),
-        done=full((batch,), False, torch.bool),
+        done=lengths == 0,
         positions=positions,
         block_of=positions // rules.block_length,
     )

@@ -27,10 +27,10 @@ class Readout:
     """How logits are read: what is never predicted, what is never trusted, and where the noise comes from."""
 
     forbidden: Tensor  # [F] int64 token ids
-    row_ids: Tensor  # [B] int64, key the noise
+    row_ids: Tensor  # [B] int64, key the noise ...
+    seeds: Tensor  # [B] int64 (philox.as_int64), ... together with these
     unconfident: Tensor | None = None  # [U] int64 token ids; a pick among these has confidence 0
     temperature: float = 0.0  # 0: no noise
-    seed: int = 0
 
 
 def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats) -> None:
@@ -44,7 +44,7 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     bad = ~peak.isfinite()
     top1 = summit
     if readout.temperature > 0:
-        noise = gumbel(readout.seed, readout.row_ids[row], position, logits.shape[1], logits.dtype)
+        noise = gumbel(readout.seeds[row], readout.row_ids[row], position, logits.shape[1], logits.dtype)
         hot = max(readout.temperature, 1.0)  # neither factor overflows, however hot or cold
         top1 = noise.mul_(readout.temperature / hot).add_(logits, alpha=1 / hot).argmax(dim=1, keepdim=True)
     below = logits.sub_(peak).clamp_(min=_FAR)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from asrd_kernels.philox_triton import as_int64, gumbel, random_bits
+from asrd_kernels.philox_triton import gumbel, random_bits
 from asrd_kernels.precise_triton import divide, log1p
 from asrd_kernels.state import VocabStats
 from asrd_kernels.vocab_stats import Readout
@@ -52,10 +52,10 @@ def below(x, peak):
     return tl.maximum(tl.where(x == peak, 0.0, x - peak), _FAR).to(x.dtype)
 
 
-@triton.jit(do_not_specialize=["num_forbidden", "seed", "length"])
+@triton.jit(do_not_specialize=["num_forbidden", "length"])
 def chunk_kernel(
-    logits, row, position, row_ids, forbidden, numbers, picks,
-    num_forbidden, seed: tl.int64, noise_scale: tl.float64, logit_scale: tl.float64,
+    logits, row, position, row_ids, seeds, forbidden, numbers, picks,
+    num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64,
     vocab, length, stride_n, stride_v,
     SAMPLE: tl.constexpr, CHUNK: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +83,9 @@ def chunk_kernel(
     tl.store(p_number + 2 * MERGE, tl.sum(b_weight * b_z, axis=0))
     pick = summit
     if SAMPLE:
-        bits = random_bits(seed, tl.load(row_ids + tl.load(row + n)), here, tl.full((), 0, tl.int32), first, CHUNK)
+        b = tl.load(row + n)
+        step = tl.full((), 0, tl.int32)
+        bits = random_bits(tl.load(seeds + b), tl.load(row_ids + b), here, step, first, CHUNK)
         b_noise = gumbel(bits, dtype) * tl.full((), noise_scale, dtype)
         best, pick = tl.max(b_noise + b_x * tl.full((), logit_scale, dtype), axis=0, return_indices=True)
         tl.store(p_number + 3 * MERGE, best)
@@ -136,8 +138,8 @@ def merge_kernel(
 
 @triton_op("asrd::vocab_stats", mutates_args=("top1", "confidence", "entropy", "bad"))
 def _launch(
-    logits: Tensor, row: Tensor, position: Tensor, row_ids: Tensor, forbidden: Tensor, unconfident: Tensor | None,
-    temperature: float, seed: int, top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
+    logits: Tensor, row: Tensor, position: Tensor, row_ids: Tensor, seeds: Tensor, forbidden: Tensor,
+    unconfident: Tensor | None, temperature: float, top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
 ) -> None:  # fmt: skip
     rows, vocab = logits.shape
     sample, length, how = temperature > 0, top1.shape[1] - 1, stats_launch(vocab)
@@ -146,8 +148,8 @@ def _launch(
     picks = torch.empty(rows, how.merge, dtype=torch.int32, device=logits.device)
     hot = max(temperature, 1.0)  # neither factor overflows, however hot or cold
     wrap_triton(chunk_kernel)[(rows, how.chunks)](
-        logits, row, position, row_ids, forbidden, numbers, picks,
-        forbidden.shape[0], seed, temperature / hot, 1 / hot, vocab, length, logits.stride(0), logits.stride(1),
+        logits, row, position, row_ids, seeds, forbidden, numbers, picks,
+        forbidden.shape[0], temperature / hot, 1 / hot, vocab, length, logits.stride(0), logits.stride(1),
         SAMPLE=sample, CHUNK=how.chunk, MERGE=how.merge, num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
     unsure = forbidden if unconfident is None else unconfident
@@ -166,6 +168,6 @@ def vocab_stats_triton(logits: Tensor, row: Tensor, position: Tensor, readout: R
     if logits.shape[0] == 0:
         return
     _launch(
-        logits, row.contiguous(), position.contiguous(), readout.row_ids, readout.forbidden, readout.unconfident,
-        readout.temperature, as_int64(readout.seed), *out,
+        logits, row.contiguous(), position.contiguous(), readout.row_ids, readout.seeds, readout.forbidden,
+        readout.unconfident, readout.temperature, *out,
     )  # fmt: skip

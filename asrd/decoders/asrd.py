@@ -21,7 +21,7 @@ class AsrdDecoder(Decoder):
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
-        self.row_ids, self.impl = request.readout.row_ids, request.impl
+        self.readout, self.impl = request.readout, request.impl
         self._slot_indices: tuple[Tensor, Tensor] | None = None
         self._slots: Tensor | None = None
 
@@ -32,7 +32,8 @@ class AsrdDecoder(Decoder):
 
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
-        return dispatch.anchor_embed(self.state, self.table, self.rules, self.row_ids, self.impl)
+        keys = (self.readout.row_ids, self.readout.seeds)
+        return dispatch.anchor_embed(self.state, self.table, self.rules, *keys, self.impl)
 
     def slots(self) -> Tensor:
         """Those of two blocks, or in scope "sequence" of all."""

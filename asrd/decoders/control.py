@@ -9,7 +9,6 @@ import torch
 
 from asrd.decoders.asrd import AsrdDecoder
 from asrd_kernels import VocabStats
-from asrd_kernels.philox import random_bits
 
 _NO_TOKEN = -1
 
@@ -21,11 +20,8 @@ class RandomRevocationDecoder(AsrdDecoder):
         """Shuffle the verdicts, then go on as ASRD."""
         state = self.state
         failed = (state.pending & (stats.top1 != state.generated)).sum(1, keepdim=True)
-        row = self.row_ids[:, None].expand_as(state.pending)
-        position = state.positions.expand_as(state.pending)
-        step = (state.step + 1)[:, None].expand_as(state.pending)
-        bits = random_bits(self.rules.seed, row, position, step, 1)[..., 0].masked_fill(~state.pending, 2**32)
+        bits = self.random_bits_per_step().masked_fill(~state.pending, 2**32)
         order = bits.argsort(dim=1, stable=True)
-        rank = torch.empty_like(order).scatter_(1, order, position)
+        rank = torch.empty_like(order).scatter_(1, order, state.positions.expand_as(order))
         verdict = torch.where(rank < failed, _NO_TOKEN, state.generated)
         super().commit(stats._replace(top1=torch.where(state.pending, verdict, stats.top1)))

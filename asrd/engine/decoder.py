@@ -156,9 +156,10 @@ class Decoder(ABC):
     def random_bits_per_step(self) -> Tensor:
         """[B, G] int64, 32 random bits for each position and step, independent of the batch."""
         state = self.state
-        row = self.request.readout.row_ids[:, None].expand_as(state.guided)
+        readout = self.request.readout
+        row, seeds = (key[:, None].expand_as(state.guided) for key in (readout.row_ids, readout.seeds))
         step = (state.step + 1)[:, None].expand_as(row)
-        return random_bits(self.rules.seed, row, state.positions.expand_as(row), step, 1)[..., 0]
+        return random_bits(seeds, row, state.positions.expand_as(row), step, 1)[..., 0]
 
 
 def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:

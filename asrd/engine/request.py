@@ -15,6 +15,7 @@ from asrd.config import AsrdConfig
 from asrd.models.adapter import ModelAdapter
 from asrd.models.special_ids import SpecialIds, check_id, special_ids
 from asrd_kernels import Impl, Readout, Rules, resolve_impl
+from asrd_kernels.philox import as_int64
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -86,9 +87,9 @@ def prepare(
         readout=Readout(
             forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
             row_ids=_checked_row_ids(row_ids, batch, device),
+            seeds=torch.full((batch,), as_int64(int(config.seed)), device=device),
             unconfident=torch.tensor(unconfident, dtype=torch.int64, device=device) if unconfident else None,
             temperature=float(config.temperature),
-            seed=int(config.seed),
         ),
         impl=impl,
         lm_head=config.lm_head,
@@ -115,7 +116,6 @@ def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
         magnitude=config.magnitude,
         probe=config.probe,
         early_stop=config.early_stop,
-        seed=int(config.seed),
     )
 
 

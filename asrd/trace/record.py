@@ -155,8 +155,9 @@ class Recorder(Inspector):
             counts=before.counts.transpose(0, 1).flatten(1),
             step=before.step.flatten(0, 1),
         )
-        row_ids = self.request.readout.row_ids.repeat(shape[0])
-        return tuple(values.view(shape) for values in edits(many, self.decoder.table, self.request.rules, row_ids))
+        readout = self.request.readout
+        keys = (readout.row_ids.repeat(shape[0]), readout.seeds.repeat(shape[0]))
+        return tuple(values.view(shape) for values in edits(many, self.decoder.table, self.request.rules, *keys))
 
 
 class _Rows:

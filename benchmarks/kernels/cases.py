@@ -56,8 +56,8 @@ def stats_case(
     readout = Readout(
         forbidden=torch.tensor([0, vocab - 1][: max(1, min(2, vocab - 1))], device=device),
         row_ids=torch.arange(1, device=device),
+        seeds=torch.full((1,), 3, device=device),
         temperature=temperature,
-        seed=3,
     )
     out = _buffers(1, length, torch.promote_types(dtype, torch.float32), device)
     row = torch.zeros_like(slot)
@@ -91,8 +91,8 @@ def head_case(
     readout = Readout(
         forbidden=torch.tensor([0][: vocab - 1], dtype=torch.int64, device=device),
         row_ids=torch.arange(1, device=device),
+        seeds=torch.full((1,), 3, device=device),
         temperature=temperature,
-        seed=3,
     )
     out, row = _buffers(1, rows, torch.float32, device), torch.zeros_like(slot)
     wanted = rows - unwanted
@@ -158,12 +158,12 @@ def embed_case(
     precision = torch.promote_types(dtype, torch.float32)
     state = a_state(batch, prompt, length, rules, vocab, anchors, precision, device=device)
     table = torch.randn(vocab, dim, generator=torch.Generator().manual_seed(1)).to(device=device, dtype=dtype)
-    row_ids = torch.arange(batch, device=device)
+    keys = (torch.arange(batch, device=device), torch.arange(batch, device=device) + 3)  # row ids and seeds
     needed = int(state.tokens.unique().numel())  # rows of the table; anchors are on the canvas too
     edges = nbytes(state.tokens, state.pending, state.guided, state.entropy, state.ring[:, : rules.capacity])
     compulsory = (needed + state.tokens.numel()) * dim * table.element_size() + edges
     label = f"B={batch}, L={prompt + length}, D={dim}, m={rules.capacity}, {rules.probe}"
-    return Case("anchor_embed", label, lambda op: op(state, table, rules, row_ids), compulsory)
+    return Case("anchor_embed", label, lambda op: op(state, table, rules, *keys), compulsory)
 
 
 def commit_case(

@@ -17,6 +17,7 @@ from asrd.models.adapter import ModelAdapter
 from asrd_kernels import (
     Readout,
     Rules,
+    VocabStats,
     anchor_embed_torch,
     commit_torch,
     new_state,
@@ -26,9 +27,10 @@ from asrd_kernels import (
     wanted_slots,
 )
 from asrd_kernels import philox as philox_module
-from asrd_kernels.philox import gaussian, gumbel, philox, random_bits, uniform_token
+from asrd_kernels.philox import as_int64, gaussian, gumbel, philox, random_bits, uniform_token
 from tests.support.table_models import make_llama
 
+SEEDS = torch.tensor([3, 2**40 + 5])
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"scope": "sequence", "revoked_history": "reset", "magnitude": "constant", "probe": "parallel"},
@@ -58,7 +60,7 @@ def read_row(logits: Tensor, temperature: float = 0.0, forbidden: tuple[int, ...
         new_state(torch.zeros(1, 1, dtype=torch.int64), 1, rules, torch.promote_types(logits.dtype, torch.float32))
     )
     zero = torch.zeros(1, dtype=torch.int64)
-    readout = Readout(torch.tensor(forbidden, dtype=torch.int64), zero, temperature=temperature)
+    readout = Readout(torch.tensor(forbidden, dtype=torch.int64), zero, zero, temperature=temperature)
     vocab_stats_torch(logits[None].clone(), zero, zero, readout, out=stats[0])
     return [value[0, 0].item() for value in stats[1]]
 
@@ -119,7 +121,7 @@ def test_unwanted_rows_change_nothing_and_are_never_bad() -> None:
     state = new_state(torch.zeros(2, 1, dtype=torch.int64), 4, Rules(mask_id=0, pad_id=0))
     buffers, stats = new_stats(state)
     row, position = torch.tensor([0, 1]), torch.tensor([4, 2])
-    readout = Readout(torch.tensor([0]), torch.tensor([0, 1]))
+    readout = Readout(torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([0, 0]))
     vocab_stats_torch(torch.tensor([[float("nan")] * 3, [0.0, 1.0, 2.0]]), row, position, readout, out=buffers)
     assert stats.bad.sum() == 0
     assert stats.top1.tolist() == [[0] * 4, [0, 0, 2, 0]]
@@ -150,7 +152,7 @@ def test_embeddings_away_from_edits_stay_clean_to_the_last_bit() -> None:
     state.pending[0, 2] = True
     state.guided[0] = torch.tensor([False, False, False, True] + [False] * 4)
     state.entropy[0, 3:5] = torch.tensor([1.0, 0.5])
-    embeds = anchor_embed_torch(state, table, rules, torch.arange(2))
+    embeds = anchor_embed_torch(state, table, rules, torch.arange(2), SEEDS[:2])
     changed = (embeds != table[state.tokens]).any(-1)
     assert changed.nonzero().tolist() == [[0, 4], [0, 5]]
     center = (table[5] + table[6]) / 2
@@ -160,7 +162,7 @@ def test_embeddings_away_from_edits_stay_clean_to_the_last_bit() -> None:
     torch.testing.assert_close(probe, center - (center @ table[7]) / (table[7] @ table[7]) * table[7])
     flat = replace(rules, alpha=0.5)
     state.entropy[0, 4] = 1.0 - 1e-7
-    assert torch.equal(anchor_embed_torch(state, table, flat, torch.arange(2))[0, 5], table[9])
+    assert torch.equal(anchor_embed_torch(state, table, flat, torch.arange(2), SEEDS[:2])[0, 5], table[9])
 
 
 def test_a_zero_embedding_is_probed_by_the_whole_centroid() -> None:
@@ -171,12 +173,12 @@ def test_a_zero_embedding_is_probed_by_the_whole_centroid() -> None:
     state.tokens[0, 1:] = torch.tensor([1, 2])
     state.counts[2, 0] = 1
     state.pending[0, 1] = True
-    assert torch.equal(anchor_embed_torch(state, table, rules, torch.arange(1))[0, 2], 0.5 * table[1])
+    assert torch.equal(anchor_embed_torch(state, table, rules, torch.arange(1), SEEDS[:1])[0, 2], 0.5 * table[1])
 
 
 @pytest.mark.parametrize("probe", ["gaussian", "random"])
 def test_the_random_probes_follow_their_formulas(probe: Any) -> None:
-    rules = Rules(mask_id=9, pad_id=0, block_length=4, beta=0.7, probe=probe, seed=3)
+    rules = Rules(mask_id=9, pad_id=0, block_length=4, beta=0.7, probe=probe)
     table = torch.randn(10, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     state = new_state(torch.tensor([[1], [2]]), 4, rules, torch.float64)
     state.tokens[:, 1:] = torch.tensor([5, 6, 7, 8])
@@ -184,16 +186,16 @@ def test_the_random_probes_follow_their_formulas(probe: Any) -> None:
     state.pending[:, 2] = True
     rows, seen = torch.tensor([4, 11]), []
     for number in (1, 2):
-        embeds = anchor_embed_torch(state, table, rules, rows)
+        embeds = anchor_embed_torch(state, table, rules, rows, SEEDS)
         for row in (0, 1):
             edit = (embeds[row, 3] - table[7]) / 0.7
-            key = (torch.tensor([int(rows[row])]), torch.tensor([2]), torch.tensor([number]))
+            key = (int(SEEDS[row]), torch.tensor([int(rows[row])]), torch.tensor([2]), torch.tensor([number]))
             if probe == "random":
-                expected = table[uniform_token(3, *key, vocab_size=10, mask_id=9)[0]]
+                expected = table[uniform_token(*key, vocab_size=10, mask_id=9)[0]]
             else:
                 center = (table[5] + table[6]) / 2
                 orthogonal = center - (center @ table[7]) / (table[7] @ table[7]) * table[7]
-                direction = gaussian(3, *key, count=6, dtype=torch.float64)[0]
+                direction = gaussian(*key, count=6, dtype=torch.float64)[0]
                 expected = orthogonal.norm() * direction / direction.norm()
             torch.testing.assert_close(edit, expected)
             seen.append(tuple(edit.tolist()))
@@ -208,8 +210,8 @@ def test_half_precision_embeddings_are_rounded_once() -> None:
     state.tokens[0, 1:] = torch.tensor([5, 6, 7, 8])
     state.counts[2, 0], state.ring[0, :2] = 2, torch.tensor([0, 1])
     state.pending[0, 2] = True
-    exact = anchor_embed_torch(state, table.float(), rules, torch.arange(1))
-    assert torch.equal(anchor_embed_torch(state, table, rules, torch.arange(1)), exact.bfloat16())
+    exact = anchor_embed_torch(state, table.float(), rules, torch.arange(1), SEEDS[:1])
+    assert torch.equal(anchor_embed_torch(state, table, rules, torch.arange(1), SEEDS[:1]), exact.bfloat16())
 
 
 def test_commit_poisoned_outside_the_wanted_positions_decides_the_same() -> None:
@@ -231,6 +233,52 @@ def test_commit_poisoned_outside_the_wanted_positions_decides_the_same() -> None
             assert torch.equal(clean.state.tokens, poisoned.state.tokens)
             assert torch.equal(clean.state.entropy, poisoned.state.entropy)
             assert torch.equal(clean.state.run, poisoned.state.run)
+
+
+# --- rows of different lengths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["block", "sequence"])
+@pytest.mark.parametrize("pad_id", [0, 1])  # of its own, and the end of text
+def test_a_shorter_row_is_decided_as_on_a_canvas_of_its_own_length(scope: Any, pad_id: int) -> None:
+    room, revoked, ended = 13, 0, 0
+    for seed in range(40):
+        draw = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(1, room + 1, (4,), generator=draw)
+        rules = Rules(mask_id=5, pad_id=pad_id, eos_ids=(1,), block_length=4, threshold=0.5, scope=scope, capacity=3)
+        prompt = torch.randint(2, 5, (4, 2), generator=draw)
+        together = new_state(prompt, room, rules, lengths=lengths)
+        alone = [new_state(prompt[[row]], int(length), rules) for row, length in enumerate(lengths)]
+        for _ in range(room):
+            assert not (wanted(together) & ~together.inside).any()
+            stats = VocabStats(
+                torch.randint(1, 5, together.pending.shape, generator=draw),
+                *(torch.randint(0, 5, together.pending.shape, generator=draw) / 4 for _ in range(2)),
+                torch.zeros_like(together.pending),
+            )
+            commit_torch(together, stats, rules)
+            for row, single in enumerate(alone):
+                own = slice(0, single.length)
+                commit_torch(single, VocabStats(*(values[[row], own] for values in stats)), rules)
+                for name in ("pending", "guided", "trusted", "last", "run", "entropy"):
+                    assert torch.equal(getattr(together, name)[[row], own], getattr(single, name)), (seed, name)
+                for name in ("active", "step", "done"):
+                    assert torch.equal(getattr(together, name)[[row]], getattr(single, name)), (seed, name)
+                assert torch.equal(together.counts[:, [row]], single.counts)
+                assert torch.equal(together.generated[[row], own], single.generated)
+        assert bool(together.done.all())
+        assert (together.generated[~together.inside] == pad_id).all()
+        revoked += int(together.revoked.sum())
+        ended += int((together.step < lengths).sum())
+    assert revoked > 20
+    assert ended > 20
+
+
+def test_a_row_of_length_0_is_done_before_it_begins() -> None:
+    state = new_state(torch.ones(2, 3, dtype=torch.int64), 4, Rules(mask_id=5, pad_id=0), lengths=torch.tensor([0, 4]))
+    assert state.done.tolist() == [True, False]
+    assert state.generated.tolist() == [[0] * 4, [5] * 4]
+    assert not wanted(state)[0].any()
 
 
 # --- noise -----------------------------------------------------------------------------------------------------------
@@ -260,6 +308,27 @@ def test_noise_depends_on_its_key_only() -> None:
         assert torch.equal(together[i : i + 1], gumbel(7, rows[i : i + 1], positions[i : i + 1], 101, torch.float32))
     assert torch.equal(together[:, :40], gumbel(7, rows, positions, 40, torch.float32))
     assert len({row.sum().item() for row in (*together, gumbel(8, rows, positions, 101, torch.float32)[0])}) == 4
+
+
+def test_rows_of_several_seeds_have_the_noise_of_each_seed_alone() -> None:
+    rows, positions, steps = torch.tensor([0, 3, 3]), torch.tensor([5, 5, 6]), torch.tensor([1, 2, 2])
+    numbers = [7, 2**63 + 9, 2**64 - 1]
+    seeds = torch.tensor([as_int64(number) for number in numbers])
+    for i, number in enumerate(numbers):
+        key = (rows[[i]], positions[[i]])
+        noise = gumbel(seeds, rows, positions, 33, torch.float64)[[i]]
+        assert torch.equal(noise, gumbel(number, *key, 33, torch.float64))
+        normal = gaussian(seeds, rows, positions, steps, 9, torch.float64)[[i]]
+        assert torch.equal(normal, gaussian(number, *key, steps[[i]], 9, torch.float64))
+        token = uniform_token(seeds, rows, positions, steps, vocab_size=1000, mask_id=3)[[i]]
+        assert torch.equal(token, uniform_token(number, *key, steps[[i]], vocab_size=1000, mask_id=3))
+        logits = torch.zeros(3, 1000)
+        readout = Readout(torch.tensor([0]), rows, seeds, temperature=1.0)
+        found = [new_stats(new_state(torch.zeros(3, 1, dtype=torch.int64), 7, Rules(0, 0)))[0] for _ in range(2)]
+        vocab_stats_torch(logits.clone(), torch.arange(3), positions, readout, found[0])
+        single = replace(readout, seeds=seeds[[i]].expand(3))
+        vocab_stats_torch(logits.clone(), torch.arange(3), positions, single, found[1])
+        assert found[0].top1[i].tolist() == found[1].top1[i].tolist()
 
 
 def test_gumbel_noise_has_the_right_law_and_is_never_infinite() -> None:

@@ -47,7 +47,7 @@ def random_state(seed: int, dtype: torch.dtype, scale: float, rules: Rules) -> t
 
 
 def edit(state: DecodeState, table: Tensor, rules: Rules) -> Tensor:
-    return anchor_embed_torch(state, table, rules, torch.arange(len(state.tokens)))
+    return anchor_embed_torch(state, table, rules, torch.arange(len(state.tokens)), torch.zeros_like(state.step))
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

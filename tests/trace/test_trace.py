@@ -188,9 +188,9 @@ def test_guidance_and_probe_are_those_of_the_embeddings(probe: str, magnitude: s
             asrd.models.adapter.ModelAdapter(model), asrd.AsrdConfig(**SETTINGS | options), PROMPT, MASKED
         ).rules
         for step, state in zip(trace.steps, states.seen, strict=False):
-            edited = anchor_embed_torch(state, states.table, rules, torch.tensor([5, 6]))
+            edited = anchor_embed_torch(state, states.table, rules, torch.tensor([5, 6]), torch.tensor([0, 0]))
             moved = (edited - states.table[state.tokens])[:, state.prompt_length :].norm(dim=-1)
-            weights, norms = edits(state, states.table, rules, torch.tensor([5, 6]))
+            weights, norms = edits(state, states.table, rules, torch.tensor([5, 6]), torch.tensor([0, 0]))
             torch.testing.assert_close(norms, torch.where(state.pending, moved, 0.0))
             for row in step.rows:
                 for name, exact in (("guidance", weights), ("probe", norms)):

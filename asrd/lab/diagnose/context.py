@@ -83,8 +83,8 @@ class DecodeContext:
 
     def embeds(self, state: DecodeState, **changed: Any) -> Tensor:
         """Embeddings [B, L, D] of a state, under the rules with the given ones changed (alpha=0.0, beta=0.0, ...)."""
-        rules = replace(self.rules, **changed)
-        return dispatch.anchor_embed(state, self.table, rules, self.request.readout.row_ids, self.request.impl)
+        rules, readout = replace(self.rules, **changed), self.request.readout
+        return dispatch.anchor_embed(state, self.table, rules, readout.row_ids, readout.seeds, self.request.impl)
 
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:

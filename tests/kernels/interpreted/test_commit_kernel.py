@@ -13,11 +13,11 @@ import torch
 from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_state, new_stats, wanted_slots
 from asrd_kernels.commit_triton import commit_triton, launch_config
 
-RUNS = 40
+RUNS = 60
 MOST_STEPS = 12
 WANTED_EVENTS = (
     "revocation", "revocation beyond the budget", "cache wrap", "several anchors at once", "progress rule",
-    "early stop", "row done before another", "earlier block reopened", "pending EOS",
+    "early stop", "row done before another", "earlier block reopened", "pending EOS", "revocation in a shorter row",
 )  # fmt: skip
 
 
@@ -77,6 +77,7 @@ def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Ru
         "row done before another": before.done & ~before.done.all(),
         "earlier block reopened": after.active < before.active,
         "pending EOS": (after.pending & ends).any(1),
+        "revocation in a shorter row": (revoked > 0) & (after.lengths < after.length),
     }
     return Counter(name for name, rows in happened.items() if rows.any())
 
@@ -87,7 +88,9 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
     vocab, batch = rng.choice([4, 6, 12]), rng.choice([1, 2, 3])
     rules = draw_rules(rng, length, vocab)
     prompt = torch.full((batch, rng.choice([1, 3])), rules.pad_id)
-    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]))
+    shorter = random.Random(f"lengths {seed}")
+    lengths = torch.tensor([shorter.randint(0, length) for _ in range(batch)]) if seed % 3 == 0 else None
+    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths)
     _, stats = new_stats(state)
     happened: Counter[str] = Counter()
     for step in range(1, min(length + 1, max_steps) + 1):

@@ -23,7 +23,7 @@ EPSILON = 2e-6  # of a float32 result, besides the twin's own error
 
 def a_readout(vocab: int, **settings: Any) -> Readout:
     forbidden = torch.tensor([vocab // 2] if vocab > 1 else [], dtype=torch.int64)
-    return Readout(forbidden=forbidden, row_ids=torch.tensor([5]), seed=11, **settings)
+    return Readout(forbidden=forbidden, row_ids=torch.tensor([5]), seeds=torch.tensor([11]), **settings)
 
 
 def check(

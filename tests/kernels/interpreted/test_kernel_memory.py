@@ -99,9 +99,9 @@ def nobody_to_key_the_noise(hidden: Any, weight: Any, row: Any, position: Any, r
     LAUNCHERS["fused_head"](hidden, weight, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
 
 
-def anchor_past_the_canvas(state: Any, table: Any, rules: Any, row_ids: Any) -> None:
+def anchor_past_the_canvas(state: Any, table: Any, rules: Any, *keys: Any) -> None:
     state.ring[-1, 1] = state.length
-    LAUNCHERS["anchor_embed"](state, table, rules, row_ids)
+    LAUNCHERS["anchor_embed"](state, table, rules, *keys)
 
 
 def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any, slots: Any) -> None:

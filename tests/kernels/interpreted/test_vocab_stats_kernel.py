@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from asrd_kernels import Readout, VocabStats, philox
-from asrd_kernels.philox_triton import as_int64, gumbel, random_bits
+from asrd_kernels.philox import as_int64
+from asrd_kernels.philox_triton import gumbel, random_bits
 from asrd_kernels.vocab_stats import vocab_stats_torch
 from asrd_kernels.vocab_stats_triton import StatsLaunch, stats_launch, vocab_stats_triton
 from benchmarks.kernels.cases import DTYPES
@@ -33,7 +34,8 @@ BATCH = 2
 def a_readout(vocab: int, **settings: Any) -> Readout:
     forbidden = sorted({1, vocab // 2, vocab - 1}) if vocab > 3 else []
     row_ids = torch.tensor([5, 2**32 - 1])
-    return Readout(torch.tensor(forbidden, dtype=torch.int64), row_ids, seed=2**64 - 11, **settings)
+    seeds = torch.tensor([as_int64(2**64 - 11), 7])
+    return Readout(torch.tensor(forbidden, dtype=torch.int64), row_ids, seeds, **settings)
 
 
 def check(logits: Tensor, unwanted: int = 0, **settings: Any) -> VocabStats:
