@@ -5,6 +5,7 @@ anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy
 fused_head    hidden states and the LM head's weight -> the same; head_cost says when it is worth it
 extra_stats   logits -> what only some decoders ask for
+leave_one_out attention of a few rows behind the canvas, each without a few keys
 commit        statistics -> the next state, in place
 philox        counter-based noise
 compiler      what a Triton launch asks of the compiler; precise: exact division, ln(1 + x)
@@ -16,6 +17,7 @@ from asrd_kernels.commit import commit_torch, finish_step, with_best
 from asrd_kernels.dispatch import Impl, resolve_impl
 from asrd_kernels.extra_stats import extra_stats_torch
 from asrd_kernels.fused_head import HEAD_DTYPES
+from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, new_state, new_stats, wanted, wanted_slots
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
@@ -30,6 +32,7 @@ __all__ = [
     "anchor_embed_torch",
     "commit_torch",
     "extra_stats_torch",
+    "leave_one_out_attention_torch",
     "finish_step",
     "new_state",
     "new_stats",

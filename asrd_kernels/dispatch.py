@@ -18,6 +18,7 @@ from torch import Tensor
 from asrd_kernels.anchor_embed import anchor_embed_torch
 from asrd_kernels.commit import commit_torch
 from asrd_kernels.fused_head import fused_head_torch
+from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import DecodeState, Rules, VocabStats
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
@@ -82,6 +83,17 @@ def fused_head(
     from asrd_kernels.fused_head_triton import fused_head_triton
 
     fused_head_triton(hidden, weight, row, position, readout, out)
+
+
+def leave_one_out_attention(
+    query: Tensor, key: Tensor, value: Tensor, excluded: Tensor, visible: Tensor, scale: float, impl: str = "auto"
+) -> Tensor:
+    """See `leave_one_out_attention_torch`; in float64 that is what runs."""
+    if resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64:
+        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale)
+    from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
+
+    return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)
 
 
 def commit(

@@ -35,6 +35,7 @@ class AttentionLaunch:
     spans: int
     dims: int
     warps: int
+    precision: str
 
 
 def attention_launch(rows: int, keys: int, dim: int, itemsize: int) -> AttentionLaunch:
@@ -52,6 +53,7 @@ def attention_launch(rows: int, keys: int, dim: int, itemsize: int) -> Attention
         spans=triton.cdiv(keys, span),
         dims=dims,
         warps=8 if odd or wide else 4,
+        precision="ieee" if on_rocm() else "tf32x3",
     )
 
 
@@ -150,7 +152,7 @@ def _launch(
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], scale,
         key_heads, group, rows, keys, keys - rows, dim, how.spans,
         EXCLUDED=excluded.shape[2], WIDEN=triton.knobs.runtime.interpret and query.dtype == torch.bfloat16,
-        PRECISION="ieee" if on_rocm() else "tf32x3",
+        PRECISION=how.precision,
         ROWS=how.rows, KEYS=how.keys, SPAN=how.span, DIMS=how.dims,
         num_warps=how.warps, num_stages=2, enable_fp_fusion=False, **at_most(255),
     )  # fmt: skip

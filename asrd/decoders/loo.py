@@ -16,7 +16,8 @@ from asrd.config import AsrdConfig
 from asrd.decoders.fast_dllm import factor_bounds, refuse_threshold, within_bounds
 from asrd.engine.decoder import SHARED, Decoder
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import VocabStats
 
 USUAL_FACTOR = 2.0
@@ -38,7 +39,7 @@ class LooDecoder(Decoder):
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
-        """One rule for drafts; and witnesses need their own attention mask and positions."""
+        """One rule for drafts; and witnesses need attention and positions of their own."""
         refuse_threshold(config)
         adapter.require_attention_layout("decoder='loo'")
 
@@ -85,16 +86,13 @@ class LooDecoder(Decoder):
 
     def attention_layout(self) -> AttentionLayout:
         """The canvas sees itself; each witness sees the canvas but for what it checks, and itself."""
-        token, stand = self.checked + self.state.prompt_length, self.stand
-        hidden = self.columns == token[:, :, None]
-        if self.request.shift:
-            hidden |= self.columns == stand[:, :, None]
-        itself = self.witness == self.witness[:, None]
-        visible = torch.cat([self.real[:, None].expand(-1, self.canvas, -1), self.real[:, None] & ~hidden], dim=1)
-        own = torch.cat([torch.zeros_like(itself[:1]).expand(self.canvas, -1), itself]).expand(self.batch, -1, -1)
+        stand = self.stand
+        hidden = [self.checked + self.state.prompt_length, *([stand] if self.request.shift else [])]
         prompt = self.columns < self.state.prompt_length
         return AttentionLayout(
-            visible=torch.cat([visible, own], dim=2),
+            real=self.real,
+            excluded=torch.stack(hidden, dim=2),
+            shared=torch.zeros_like(stand, dtype=torch.bool),
             positions=torch.cat([self.places, self.places.gather(1, stand)], dim=1),
             used=self.checked < self.state.length,
             of_prompt=torch.cat([prompt.expand(self.batch, -1), prompt[stand] & bool(self.request.shift)], dim=1),

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, Rules, VocabStats, finish_step, new_state
 from asrd_kernels.philox import random_bits
 

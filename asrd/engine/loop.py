@@ -19,7 +19,8 @@ from asrd.engine.device.gpu import Gpu, find_gpu
 from asrd.engine.device.graph import capture_step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, new_stats
 
 Observer = Callable[[DecodeState], None]
@@ -155,8 +156,10 @@ def forward(
         embeds = torch.cat([embeds, without_prompt(run, embeds, layout)])
     if run.cache is not None:
         return run.cache(embeds, state, layout, probed)
-    copies = len(embeds) // len(state.tokens)
-    return run.adapter.body(embeds, run.inputs if layout is None else run.adapter.inputs_for_layout(layout, copies))
+    if layout is None:
+        return run.adapter.body(embeds, run.inputs)
+    layout = layout.repeat(len(embeds) // len(state.tokens))
+    return run.adapter.body(embeds, run.adapter.inputs_for_layout(layout, run.inputs, run.request.impl))
 
 
 def without_prompt(run: Run, embeds: Tensor, layout: AttentionLayout | None) -> Tensor:

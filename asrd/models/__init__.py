@@ -11,7 +11,8 @@ special_ids  mask, EOS, pad and end-of-turn ids of a model
 packaged/    the trained models that ship with the package
 """
 
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd.models.source import packaged
 from asrd.models.special_ids import SpecialIds, find_id, special_ids
 from asrd.models.weights import flash_is_usable, load, make_bidirectional

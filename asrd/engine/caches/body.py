@@ -10,7 +10,8 @@ from torch import Tensor
 from asrd.engine.caches.partial import PartialForward
 from asrd.engine.caches.schedule import Schedule
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState
 
 
@@ -28,7 +29,7 @@ class CachedBody:
         assert request.kv_cache is not None
         length = request.prompt.shape[1] + request.length
         self.schedule = Schedule(request.kv_cache, request.rules.block_length, request.kv_refresh, adapter.shift)
-        self.parts = PartialForward(adapter, inputs, attention, positions, length)
+        self.parts = PartialForward(adapter, inputs, attention, positions, length, request.impl)
         self.real = None if request.attention is None else request.attention.bool()
         self.computed = torch.zeros(len(request.prompt), dtype=torch.int64, device=request.prompt.device)
         """[B] positions computed so far, without padding."""
@@ -41,7 +42,7 @@ class CachedBody:
         due = self.schedule.due(state, probed)
         self.computed += (due if self.real is None else due & self.real).sum(1)
         if layout is not None:
-            used = torch.ones_like(layout.visible[:, 0, due.shape[1] :]) if layout.used is None else layout.used
+            used = torch.ones_like(layout.shared) if layout.used is None else layout.used
             self.computed += used.sum(1)
             due = torch.cat([due, used], dim=1)
         return self.parts.recompute(embeds, due, layout)
