@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from asrd_kernels.compiler_triton import at_most, on_rocm
+from asrd_kernels.compiler_triton import at_most
 from asrd_kernels.precise_triton import divide
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,25 +35,23 @@ class AttentionLaunch:
     spans: int
     dims: int
     warps: int
-    precision: str
 
 
 def attention_launch(rows: int, keys: int, dim: int, itemsize: int) -> AttentionLaunch:
     """Spans of 128 keys, or longer ones where that would be more than 32. rows: query rows that share a key head.
 
-    Tiles are what registers hold: less in float32, whose numbers are split in two for the tensor cores, and where 16
-    does not divide D, so that every element has an address of its own."""
+    Tiles are what registers hold: less in float32, whose products hold their operands in registers too, and where 16
+    does not divide D, so that every element has an address of its own. Beyond D = 256 float32 spills."""
     dims = max(16, triton.next_power_of_2(dim))
-    odd, wide = dim % 16 != 0, dims * itemsize >= 2048
+    small = dim % 16 != 0 or itemsize == 4
     span = max(128, triton.next_power_of_2(triton.cdiv(keys, _MOST_SPANS)))
     return AttentionLaunch(
-        rows=max(16, min(triton.next_power_of_2(rows), 16 if odd or itemsize == 4 else 64, 4096 // dims)),
-        keys=max(16, min(32 if odd or itemsize == 4 else 64, 8192 // dims)),
+        rows=max(16, min(triton.next_power_of_2(rows), 16 if small else 64, 4096 // dims)),
+        keys=16 if small else max(16, min(64, 8192 // dims)),
         span=span,
         spans=triton.cdiv(keys, span),
         dims=dims,
-        warps=8 if odd or wide else 4,
-        precision="ieee" if on_rocm() else "tf32x3",
+        warps=8 if small or dims > 256 else 4,
     )
 
 
@@ -62,7 +60,7 @@ def span_kernel(
     p_query, p_key, p_value, p_excluded, p_visible, p_peak, p_total, p_mix,
     sq_b, sq_h, sq_w, sk_b, sk_h, sk_n, sv_b, sv_h, sv_n, scale,
     key_heads, group, rows, keys, own, dim, spans,
-    EXCLUDED: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    EXCLUDED: tl.constexpr, WIDEN: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, SPAN: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     """peak and total [B, H, W, spans] and mix [B, H, W, spans, D] of a tile of rows and one span of keys.
@@ -100,14 +98,14 @@ def span_kernel(
         for i in tl.static_range(EXCLUDED):
             b_seen &= tl.load(p_hidden + i, mask=m_r, other=-1)[:, None] != o_n[None, :]
         b_seen |= (own + o_w)[:, None] == o_n[None, :]
-        b_score = tl.dot(b_query, b_key, input_precision=PRECISION) * scale
+        b_score = tl.dot(b_query, b_key, input_precision="ieee") * scale
         b_score = tl.where(b_seen, b_score, -float("inf"))
         b_higher = tl.maximum(b_peak, tl.max(b_score, axis=1))
         b_base = tl.where(b_higher == -float("inf"), 0.0, b_higher)
         b_weight = tl.exp(b_score - b_base[:, None])
         b_shrink = tl.exp(b_peak - b_base)
         b_total = b_total * b_shrink + tl.sum(b_weight, axis=1)
-        b_mix = tl.dot(b_weight.to(b_value.dtype), b_value, b_mix * b_shrink[:, None], input_precision=PRECISION)
+        b_mix = tl.dot(b_weight.to(b_value.dtype), b_value, b_mix * b_shrink[:, None], input_precision="ieee")
         b_peak = b_higher
     o_out = ((batch * key_heads * group + o_head) * rows + o_w) * spans + span
     tl.store(p_peak + o_out, b_peak, mask=m_r)
@@ -138,9 +136,7 @@ def merge_spans_kernel(
 
 
 @triton_op("asrd::leave_one_out_attention", mutates_args=())
-def _launch(
-    query: Tensor, key: Tensor, value: Tensor, excluded: Tensor, visible: Tensor, scale: float
-) -> Tensor:  # fmt: skip
+def _launch(query: Tensor, key: Tensor, value: Tensor, excluded: Tensor, visible: Tensor, scale: float) -> Tensor:
     (batch, heads, rows, dim), (_, key_heads, keys, _) = query.shape, key.shape
     group = heads // key_heads
     how = attention_launch(group * rows, keys, dim, query.element_size())
@@ -152,7 +148,6 @@ def _launch(
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], scale,
         key_heads, group, rows, keys, keys - rows, dim, how.spans,
         EXCLUDED=excluded.shape[2], WIDEN=triton.knobs.runtime.interpret and query.dtype == torch.bfloat16,
-        PRECISION=how.precision,
         ROWS=how.rows, KEYS=how.keys, SPAN=how.span, DIMS=how.dims,
         num_warps=how.warps, num_stages=2, enable_fp_fusion=False, **at_most(255),
     )  # fmt: skip

@@ -128,9 +128,7 @@ class ModelAdapter:
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
         return {"attention_mask": mask}
 
-    def inputs_for_layout(
-        self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto"
-    ) -> dict[str, Any]:
+    def inputs_for_layout(self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto") -> dict[str, Any]:
         """The arguments of a forward of a whole canvas and the rows behind it; `inputs` are those without such rows."""
         given = {name: inputs[name] for name in ("use_cache",) if name in inputs}
         mask = inputs.get("attention_mask")

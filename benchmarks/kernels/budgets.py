@@ -111,15 +111,16 @@ def _head_variants() -> Iterator[Variant]:
 
 def _attention_variants() -> Iterator[Variant]:
     sizes = [(rows, dim, 1) for rows in (8, 32, 64) for dim in (64, 128)]
-    sizes += [(8, 16, 1), (32, 80, 2), (32, 100, 1), (32, 128, 2), (8, 256, 1), (32, 256, 2), (32, 512, 1)]
-    for dtype, size in itertools.product(DTYPES, sizes):
+    sizes += [(8, 16, 1), (32, 80, 2), (32, 100, 1), (32, 128, 2), (8, 256, 1), (32, 256, 2)]
+    for dtype, size in [*itertools.product(DTYPES, sizes), ("bf16", (32, 512, 1))]:
         rows, dim, excluded = size
         make = lambda d=dtype, w=rows, k=dim, e=excluded: attention_case(w, 512, k, DTYPES[d], excluded=e)  # noqa: E731
         label = f"{dtype} W={rows} D={dim} E={excluded}"
         usual = (dtype, *size) in (("bf16", 8, 128, 1), ("fp32", 32, 128, 2))
         how = attention_launch(rows, 512, dim, DTYPES[dtype].itemsize)
-        tile = 2 * how.keys * dim * DTYPES[dtype].itemsize
-        yield Variant(label, usual, make, wide_loads=("span_kernel", tile) if dim % 16 == 0 and dim >= 64 else None)
+        tile = how.keys * dim * DTYPES[dtype].itemsize  # of keys; another is of values
+        wide = ("span_kernel", 2 * tile) if dim % 16 == 0 and tile >= 8192 else None  # 16 bytes for each of 512 threads
+        yield Variant(label, usual, make, wide_loads=wide)
 
 
 def launches(variant: Variant, target: str = "sm_80") -> list[Caught]:

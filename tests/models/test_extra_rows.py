@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -130,7 +131,9 @@ def test_an_attention_that_is_more_than_a_softmax_is_not_taken() -> None:
     model = make(shifted=False)
     for layer in model.model.layers:
         plain = layer.self_attn.forward
-        layer.self_attn.forward = lambda *args, plain=plain, **kwargs: plain(*args, **kwargs, position_bias=torch.zeros(1, 1, 1, 1).double())
+        layer.self_attn.forward = lambda *args, plain=plain, **kwargs: plain(
+            *args, **kwargs, position_bias=torch.zeros(1, 1, 1, 1).double()
+        )
     adapter = ModelAdapter(model)
     adapter.require_attention_layout("a test")
     assert adapter.capabilities.layout == "mask"
@@ -148,10 +151,8 @@ def test_two_decodes_and_plain_forwards_in_three_threads_do_not_disturb_each_oth
 
     def together(module: Any, *args: Any, **kwargs: Any) -> Any:
         names.add(model.config._attn_implementation)
-        try:
+        with suppress(threading.BrokenBarrierError):  # the others are done
             turn.wait(timeout=5)
-        except threading.BrokenBarrierError:
-            pass  # the others are done
         return sdpa(module, *args, **kwargs)
 
     def run(number: int) -> None:
