@@ -63,12 +63,6 @@ class LooDecoder(Decoder):
         """[B, W] int64: the position that each witness checks in the coming pass, G for one that is not used."""
 
     @property
-    def in_check(self) -> Tensor:
-        """[B, G] bool: the positions with a witness."""
-        found = torch.zeros(self.batch, self.state.length + 1, dtype=torch.bool, device=self.columns.device)
-        return found.scatter_(1, self.checked, True)[:, :-1]
-
-    @property
     def stand(self) -> Tensor:
         """[B, W] int64: the canvas column in whose place each witness stands."""
         return (self.checked + (self.state.prompt_length - self.request.shift)).clamp(max=self.canvas - 1)
@@ -102,7 +96,12 @@ class LooDecoder(Decoder):
 
     def wanted(self) -> Tensor:
         """The masks of the active block, and the pending tokens that have a witness."""
-        return (self.state.guided & self.in_active_block) | self.in_check
+        return (self.state.guided & self.in_active_block) | self.witnessed()
+
+    def witnessed(self) -> Tensor:
+        """The pending tokens that have a witness."""
+        found = torch.zeros(self.batch, self.state.length + 1, dtype=torch.bool, device=self.columns.device)
+        return found.scatter_(1, self.checked, True)[:, :-1]
 
     def slots(self) -> Tensor:
         """Those of the active block, then one for each witness."""
@@ -120,13 +119,13 @@ class LooDecoder(Decoder):
     def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
         """Edit what its witness contradicts, draft, and choose whom the next witnesses check."""
         state, confidence = self.state, stats.confidence
-        in_check, masks = self.in_check, state.guided & self.in_active_block
-        edited = in_check & (stats.top1 != state.generated) & (self.edits < self.max_edits)
+        witnessed, masks = self.witnessed(), state.guided & self.in_active_block
+        edited = witnessed & (stats.top1 != state.generated) & (self.edits < self.max_edits)
         if token_prob is not None:
             edited &= token_prob < self.ratio * confidence
         drafted = within_bounds(masks, confidence, self.bounds)
         doubtful = drafted & (confidence < self.request.config.threshold_back)
-        waiting = state.pending & ~in_check
+        waiting = state.pending & ~witnessed
         self.edits.add_(edited)
         self.sureness.copy_(torch.where(drafted | edited, confidence, self.sureness))
         self.apply(stats.top1, drafted, provisional=doubtful | edited | waiting, edited=edited)

@@ -92,6 +92,10 @@ class Decoder(ABC):
         """[B, G] int64: the row of the forward pass at which each generated position is read; None: the usual one."""
         return None
 
+    def witnessed(self) -> Tensor | None:
+        """[B, G] bool: the committed tokens that are read at a row that does not see them; None: no token is."""
+        return None
+
     def slots(self) -> Tensor:
         """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""
         wanted = self.wanted()

@@ -176,10 +176,15 @@ def test_two_decodes_and_plain_forwards_in_three_threads_do_not_disturb_each_oth
 
 def test_the_name_is_restored_when_a_forward_fails() -> None:
     model = make(shifted=False)
-    with pytest.raises(RuntimeError, match="planted"), attending(model.config):
-        assert model.config._attn_implementation != "sdpa"
-        assert implementation_of(model.config) == "sdpa"
-        raise RuntimeError("planted")
+
+    def fail() -> None:
+        with attending(model.config):
+            assert model.config._attn_implementation != "sdpa"
+            assert implementation_of(model.config) == "sdpa"
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        fail()
     assert model.config._attn_implementation == "sdpa"
 
 
