@@ -1,6 +1,6 @@
 """The operations of a decoding step, on tensors only.
 
-state         DecodeState, Rules, VocabStats: what the operations share
+state         DecodeState, Rules, VocabStats, Slots: what the operations share
 anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy
 fused_head    hidden states and the LM head's weight -> the same; head_cost says when it is worth it
@@ -13,12 +13,24 @@ dispatch      the operations, and which implementation of each runs; *_triton ar
 """
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
-from asrd_kernels.commit import commit_torch, finish_step, with_best
+from asrd_kernels.commit import commit_torch, finish_step, with_best, write_report
 from asrd_kernels.dispatch import Impl, resolve_impl
 from asrd_kernels.extra_stats import extra_stats_torch
 from asrd_kernels.fused_head import HEAD_DTYPES
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, new_state, new_stats, wanted, wanted_slots
+from asrd_kernels.state import (
+    NO_ENTROPY,
+    DecodeState,
+    Rules,
+    Slots,
+    VocabStats,
+    fill_slots,
+    new_slots,
+    new_state,
+    new_stats,
+    wanted,
+    wanted_slots,
+)
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
 __all__ = [
@@ -28,12 +40,15 @@ __all__ = [
     "Impl",
     "Readout",
     "Rules",
+    "Slots",
     "VocabStats",
     "anchor_embed_torch",
     "commit_torch",
     "extra_stats_torch",
+    "fill_slots",
     "finish_step",
     "leave_one_out_attention_torch",
+    "new_slots",
     "new_state",
     "new_stats",
     "resolve_impl",
@@ -41,4 +56,5 @@ __all__ = [
     "wanted",
     "wanted_slots",
     "with_best",
+    "write_report",
 ]

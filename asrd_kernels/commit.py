@@ -1,9 +1,9 @@
 """`commit`: everything that happens to the state after a forward pass, steps 3 to 10 of SEMANTICS.md.
 
-Verify, draft, revoke within the budget, extend the histories, promote anchors, record entropies, end the text, and
-find the next active block. Rows never influence each other; a done row does not change.
+Verify, draft, revoke within the budget, extend the histories, promote anchors, record entropies, end the text, find the
+next active block, and write what the host is to learn. Rows never influence each other; a done row does not change.
 
-With a fixed number of slots per row, `slots` is updated to those of the coming step.
+With a fixed number of slots per row, `slots` are updated to those of the coming step.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, wanted_slots
+from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats, fill_slots
 
 
-def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None) -> None:
-    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise `slots` [B, W], if given."""
+def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None) -> None:
+    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise the slots, if given."""
     lengths, tokens, guided, positions = state.lengths[:, None], state.generated, state.guided, state.positions
     top1, confidence, entropy, _ = stats
     state.step.add_(~state.done)
@@ -57,8 +57,15 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Ten
     recorded = guided.clone()
     live = finish_step(state, masked | revoked, pending, rules)
     state.entropy.copy_(torch.where(recorded & live, entropy, NO_ENTROPY))
+    write_report(state, stats)
     if slots is not None:
-        slots.copy_(wanted_slots(state, rules))
+        fill_slots(slots, state, rules)
+
+
+def write_report(state: DecodeState, stats: VocabStats) -> None:
+    """What the host is to learn of a step, to `state.report`, after its commit."""
+    torch.add(state.done, state.step, alpha=4, out=state.report)
+    state.report.add_(stats.bad.any(1), alpha=2)
 
 
 def with_best(chosen: Tensor, active: Tensor, confidence: Tensor) -> Tensor:

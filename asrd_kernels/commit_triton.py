@@ -13,10 +13,9 @@ positions hold the mask token; `Rules` and `DecodeState` say what the rest means
 # No `from __future__ import annotations` here: Triton reads the annotations of a kernel's arguments.
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from asrd_kernels.compiler_triton import at_most
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats
+from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats
 
 _NO_ENTROPY = tl.constexpr(NO_ENTROPY)
 _SMALLEST_TILE, _LARGEST_TILE = 128, 512
@@ -61,8 +60,8 @@ def _read(
 @triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "window", "capacity", "width"])
 def commit_kernel(
     p_tokens, p_lengths, p_pending, p_guided, p_trusted, p_last, p_run, p_entropy, p_ring, p_active, p_step, p_counts,
-    p_done, p_top1, p_confidence, p_new_entropy, p_slots,
-    s_tokens, s_ring, s_top1, s_confidence, s_new_entropy, rows, room, block_length,
+    p_done, p_report, p_top1, p_confidence, p_new_entropy, p_bad, p_slots, p_source, p_first,
+    s_tokens, s_ring, s_top1, s_confidence, s_new_entropy, s_bad, rows, room, block_length,
     mask_id, pad_id, threshold: tl.float64, window, capacity, width,
     SCOPED: tl.constexpr, RESET: tl.constexpr, ANCHOR_EOS: tl.constexpr, VERIFY: tl.constexpr,
     EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, PICK: tl.constexpr, TILE: tl.constexpr,
@@ -76,6 +75,7 @@ def commit_kernel(
     p_top1 += row * s_top1
     p_confidence += row * s_confidence
     p_new_entropy += row * s_new_entropy
+    p_bad += row * s_bad
     p_pending += row * room
     p_guided += row * room
     p_trusted += row * room
@@ -90,7 +90,7 @@ def commit_kernel(
     last_step, seeding = step >= length, step < window
 
     # What takes the whole row: masks, drafts, consistent drafts, most confident mask, least uncertain candidate
-    masks, drafts, consistent, best, seed = 0, 0, 0, -1, -1
+    masks, drafts, consistent, best, seed, unreadable = 0, 0, 0, -1, -1, 0
     best_confidence = tl.full([], -1.0, p_confidence.dtype.element_ty)
     seed_entropy = tl.full([], float("inf"), p_new_entropy.dtype.element_ty)
     for start in range(0, length, TILE):
@@ -101,6 +101,7 @@ def commit_kernel(
             threshold, SCOPED, ANCHOR_EOS, EOS_IDS,
         )  # fmt: skip
         masks += _count(b_tokens == mask_id)
+        unreadable += _count(tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1))
         drafts += _count(b_confident)
         consistent += _count(b_candidates & (b_run >= window))
         top, at = tl.max(tl.where(b_active, b_confidence, -1.0), 0, return_indices=True)
@@ -176,6 +177,7 @@ def commit_kernel(
     if PICK > 0:
         tl.debug_barrier()  # every warp has written `pending` and `guided`
         checked = tl.where(first_pending < length, first_pending // block_length, 0)
+        first = tl.load(p_first + row)
         for start in range(0, width, TILE):
             o_slot = start + tl.arange(0, TILE)
             o_ = o_slot
@@ -186,10 +188,13 @@ def commit_kernel(
                 m_ = m_ & ~(b_second & (checked == next_active))
             m_ = m_ & (o_ < length)
             b_wanted = tl.load(p_guided + o_, mask=m_, other=0) | tl.load(p_pending + o_, mask=m_, other=0)
-            tl.store(p_slots + row * width + o_slot, tl.where(b_wanted, o_, room), mask=o_slot < width)
+            b_position = tl.where(b_wanted, o_, room)
+            tl.store(p_slots + row * width + o_slot, b_position, mask=o_slot < width)
+            tl.store(p_source + row * width + o_slot, first + tl.minimum(b_position, room - 1), mask=o_slot < width)
     tl.store(p_step + row, step)
     tl.store(p_active + row, next_active)
     tl.store(p_done + row, ~live)
+    tl.store(p_report + row, 4 * step + tl.where(unreadable > 0, 2, 0) + tl.where(live, 0, 1))
     tl.store(p_counts + row, drafts)
     tl.store(p_counts + rows + row, revocations)
     tl.store(p_counts + 2 * rows + row, anchors_before + anchors)
@@ -201,18 +206,20 @@ def launch_config(length: int) -> dict[str, int]:
     return {"TILE": tile, "num_warps": tile // 64}
 
 
-def commit_triton(state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None) -> None:
+def commit_triton(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None) -> None:
     """As `commit_torch`; slots are contiguous."""
     rows, length = state.pending.shape
-    top1, confidence, entropy, _ = stats
-    width = 0 if slots is None else slots.shape[1]
+    top1, confidence, entropy, bad = stats
+    width = 0 if slots is None else slots.position.shape[1]
+    nowhere = state.step
     commit_kernel[(rows,)](
         state.generated, state.lengths, state.pending, state.guided, state.trusted, state.last, state.run,
-        state.entropy, state.ring, state.active, state.step, state.counts, state.done, top1, confidence, entropy,
-        state.ring if slots is None else slots,
+        state.entropy, state.ring, state.active, state.step, state.counts, state.done, state.report,
+        top1, confidence, entropy, bad,
+        *((nowhere, nowhere, nowhere) if slots is None else (slots.position, slots.source, slots.first)),
         state.tokens.stride(0), state.ring.stride(0), top1.stride(0), confidence.stride(0), entropy.stride(0),
-        rows, length, rules.block_length, rules.mask_id, rules.pad_id, rules.threshold, rules.window, rules.capacity,
-        width,
+        bad.stride(0), rows, length, rules.block_length, rules.mask_id, rules.pad_id, rules.threshold, rules.window,
+        rules.capacity, width,
         SCOPED=rules.scope == "block",
         RESET=rules.revoked_history == "reset",
         ANCHOR_EOS=rules.anchor_eos or not rules.eos_ids,

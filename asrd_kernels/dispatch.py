@@ -19,7 +19,7 @@ from asrd_kernels.anchor_embed import anchor_embed_torch
 from asrd_kernels.commit import commit_torch
 from asrd_kernels.fused_head import fused_head_torch
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
-from asrd_kernels.state import DecodeState, Rules, VocabStats
+from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
 Impl = Literal["torch", "triton"]
@@ -96,9 +96,7 @@ def leave_one_out_attention(
     return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)
 
 
-def commit(
-    state: DecodeState, stats: VocabStats, rules: Rules, slots: Tensor | None = None, impl: str = "auto"
-) -> None:
+def commit(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, impl: str = "auto") -> None:
     """See `commit_torch`."""
     if resolve_impl(impl, state.tokens.device) == "torch":
         commit_torch(state, stats, rules, slots)

@@ -68,6 +68,7 @@ class DecodeState:
     step: Tensor  # [B] int64, forward passes so far
     counts: Tensor  # [4, B] int64: commits, revocations, promotions and edits so far
     done: Tensor  # [B] bool
+    report: Tensor  # [B] int64, for the host: 4 x forward passes, + 2 if a wanted position was unreadable, + 1 if done
     positions: Tensor  # [G] int64, constant: 0, 1, 2, ...
     block_of: Tensor  # [G] int64, constant: the block of each position
 
@@ -142,6 +143,7 @@ def new_state(
         step=full((batch,), 0, torch.int64),
         counts=full((4, batch), 0, torch.int64),
         done=lengths == 0,
+        report=(lengths == 0).long(),
         positions=positions,
         block_of=positions // rules.block_length,
     )
@@ -163,6 +165,31 @@ def new_stats(state: DecodeState, extra_rows: int = 0) -> tuple[VocabStats, Voca
 def wanted(state: DecodeState) -> Tensor:
     """[B, G] bool: the positions whose statistics the coming step wants, guided masks and pending tokens."""
     return state.guided | state.pending
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The wanted positions of the coming step in a fixed number of slots a row, and where their logits come from."""
+
+    position: Tensor  # [B, W] int64, G where a slot is unused
+    source: Tensor  # [B, W] int64, row of the body's output [B * L, D] with the position's logits; any where unused
+    first: Tensor  # [B] int64, constant: that row of position 0
+
+
+def new_slots(state: DecodeState, rules: Rules, shift: int = 0) -> Slots:
+    """The slots of the coming step; `shift` is 1 where the logits of a position are one row earlier."""
+    batch, canvas = state.tokens.shape
+    first = torch.arange(batch, device=state.tokens.device) * canvas + state.prompt_length - shift
+    position = wanted_slots(state, rules)
+    slots = Slots(position, torch.empty_like(position), first)
+    fill_slots(slots, state, rules)
+    return slots
+
+
+def fill_slots(slots: Slots, state: DecodeState, rules: Rules) -> None:
+    """Bring the slots up to date, in place."""
+    slots.position.copy_(wanted_slots(state, rules))
+    torch.add(slots.position.clamp(max=state.length - 1), slots.first[:, None], out=slots.source)
 
 
 def wanted_slots(state: DecodeState, rules: Rules) -> Tensor:

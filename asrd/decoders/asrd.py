@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asrd.engine.decoder import ASRD_FIELDS, SHARED, Decoder
+from asrd.engine.decoder import ASRD_FIELDS, SHARED, Decoder, Selection
 from asrd.engine.request import Request
-from asrd_kernels import VocabStats, dispatch, wanted_slots
+from asrd_kernels import Slots, VocabStats, dispatch, new_slots, wanted_slots
 
 
 class AsrdDecoder(Decoder):
@@ -22,8 +22,8 @@ class AsrdDecoder(Decoder):
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
         self.readout, self.impl = request.readout, request.impl
-        self._slot_indices: tuple[Tensor, Tensor] | None = None
-        self._slots: Tensor | None = None
+        self._selection: Selection | None = None
+        self._slots: Slots | None = None
 
     @property
     def keeps_slots(self) -> bool:
@@ -37,18 +37,18 @@ class AsrdDecoder(Decoder):
 
     def slots(self) -> Tensor:
         """Those of two blocks, or in scope "sequence" of all."""
-        return wanted_slots(self.state, self.rules) if self._slots is None else self._slots
+        return wanted_slots(self.state, self.rules) if self._slots is None else self._slots.position
 
-    def slot_indices(self) -> tuple[Tensor, Tensor]:
-        """Row and position of the slots."""
-        if self._slot_indices is not None:
-            return self._slot_indices
-        if not self.keeps_slots:
-            return super().slot_indices()
-        self._slots = self.slots()
-        self._slot_indices = super().slot_indices()
-        return self._slot_indices
+    def slot_indices(self) -> Selection:
+        """The slots, and where their logits are if `commit` has said."""
+        if self._selection is None and self.keeps_slots:
+            self._slots = new_slots(self.state, self.rules, self.request.shift)
+            self._selection = super().slot_indices()._replace(source=self._slots.source.flatten())
+        return super().slot_indices() if self._selection is None else self._selection
 
     def commit(self, stats: VocabStats) -> None:
-        """Verify, draft, revoke, promote."""
+        """Verify, draft, revoke, promote, report."""
         dispatch.commit(self.state, stats, self.rules, self._slots, self.impl)
+
+    def report(self, stats: VocabStats) -> None:
+        """`commit` has written it."""

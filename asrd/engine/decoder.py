@@ -6,7 +6,7 @@ Knows the canvas and its roles. Does not know the model, the logits or the rule 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import DecodeState, Rules, VocabStats, finish_step, new_state
+from asrd_kernels import DecodeState, Rules, VocabStats, finish_step, new_state, write_report
 from asrd_kernels.philox import random_bits
 
 ASRD_FIELDS = frozenset({
@@ -28,6 +28,14 @@ BASELINE_FIELDS = frozenset({
     "saber_variant", "faithful",
 })  # fmt: skip
 SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
+
+
+class Selection(NamedTuple):
+    """N positions whose logits are to be read, each an int64 tensor [N]."""
+
+    row: Tensor  # of the batch
+    position: Tensor  # from 0 to G + extra_rows, where it means nothing
+    source: Tensor | None = None  # row of the body's output [B * L, D] with its logits; None: to be worked out
 
 
 class Decoder(ABC):
@@ -102,10 +110,11 @@ class Decoder(ABC):
         columns = torch.arange(wanted.shape[1], device=wanted.device)
         return torch.where(wanted, columns, wanted.shape[1])
 
-    def slot_indices(self) -> tuple[Tensor, Tensor]:
-        """Row and position [B * W] of the slots."""
+    def slot_indices(self) -> Selection:
+        """The slots as B * W positions."""
         slots = self.slots()
-        return torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1]), slots.flatten()
+        row = torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1])
+        return Selection(row, slots.flatten())
 
     def tokens_to_score(self) -> Tensor:
         """[B, G + extra_rows] the token ids whose probability is "token_prob"; by default the committed tokens."""
@@ -114,6 +123,10 @@ class Decoder(ABC):
     @abstractmethod
     def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
         """Apply the statistics [B, G + extra_rows] of the wanted positions, and those asked for by name."""
+
+    def report(self, stats: VocabStats) -> None:
+        """After `commit`: write to `state.report` what the host is to learn of the step."""
+        write_report(self.state, stats)
 
     # --- for use in `commit` ---
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asrd.engine.caches import CachedBody
-from asrd.engine.decoder import Decoder
+from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.device.completion import CompletionMonitor
 from asrd.engine.device.gpu import Gpu, find_gpu
 from asrd.engine.device.graph import capture_step
@@ -24,7 +24,7 @@ from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, new_stats
 
 Observer = Callable[[DecodeState], None]
-Selector = Callable[[Decoder], tuple[Tensor, Tensor]]
+Selector = Callable[[Decoder], Selection]
 
 
 def no_mark(part: str) -> None:
@@ -77,13 +77,9 @@ def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> No
     if inspectors:
         run = replace(run, mark=mark_all(inspectors))
     buffers = new_stats(decoder.state, decoder.extra_rows)
-    monitor = CompletionMonitor(decoder.state, buffers[1], None if observers or run.cache else run.gpu)
+    monitor = CompletionMonitor(decoder.state.report, None if observers or run.cache else run.gpu)
 
-    def one_step() -> None:
-        step(run, decoder, buffers)
-        monitor.report()
-
-    advance = capture_step(one_step, run, decoder, observers)
+    advance = capture_step(lambda: step(run, decoder, buffers), run, decoder, observers)
     for _ in range(decoder.max_steps):
         for inspector in inspectors:
             inspector.begin(decoder, buffers[1])
@@ -116,35 +112,36 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
     asked = read(run, hidden, decoder, buffers[0])  # ... then LM head and statistics of the wanted positions
     run.mark("statistics")
     decoder.commit(buffers[1], **asked)  # 3. - 10. verify, draft, revoke, promote
+    decoder.report(buffers[1])
     run.mark("commit")
 
 
 def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:
     """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
     request = run.request
-    row, position = run.select(decoder)
+    chosen = run.select(decoder)
+    row, position, _ = chosen
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
-        chosen, _ = gather(run, hidden, row, position, decoder.read_at())
+        rows, _ = gather(run, hidden, chosen, decoder.read_at())
         run.mark("head")
-        dispatch.fused_head(chosen, weight, row, position, request.readout, out, request.impl)
+        dispatch.fused_head(rows, weight, row, position, request.readout, out, request.impl)
         return {}
-    logits = head(run, hidden, row, position, decoder.read_at())
+    logits = head(run, hidden, chosen, decoder.read_at())
     run.mark("head")
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
     return asked
 
 
-def select_slots(decoder: Decoder) -> tuple[Tensor, Tensor]:
-    """Row and position [B * W] of the wanted positions and, one past the last, of the unused slots: a fixed shape."""
+def select_slots(decoder: Decoder) -> Selection:
+    """The wanted positions and, one past the last, the unused slots: B * W, a fixed shape."""
     return decoder.slot_indices()
 
 
-def select_wanted(decoder: Decoder) -> tuple[Tensor, Tensor]:
-    """Row and position of the wanted positions and no others: less work where reading their number costs nothing."""
-    row, position = decoder.wanted().nonzero(as_tuple=True)
-    return row, position
+def select_wanted(decoder: Decoder) -> Selection:
+    """The wanted positions and no others: less work where reading their number costs nothing."""
+    return Selection(*decoder.wanted().nonzero(as_tuple=True))
 
 
 def forward(
@@ -173,28 +170,32 @@ def without_prompt(run: Run, embeds: Tensor, layout: AttentionLayout | None) -> 
 
 
 def gather(
-    run: Run, hidden: Tensor, row: Tensor, position: Tensor, read_at: Tensor | None = None
+    run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows [N, D] of the body's output for generated positions (and rows behind them); with classifier-free guidance
-    those of the second half, too. read_at: `Decoder.read_at`."""
+    """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
+    half, too. read_at: `Decoder.read_at`."""
+    halves = 2 if run.request.cfg_scale > 0 else 1
+    source = source_rows(run, hidden.shape[1], chosen, read_at) if chosen.source is None else chosen.source
+    rows = hidden.reshape(halves, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
+    return rows[0], rows[1] if halves == 2 else None
+
+
+def source_rows(run: Run, width: int, chosen: Selection, read_at: Tensor | None = None) -> Tensor:
+    """[N] which rows of the body's output [B * width, D] have the logits of the chosen positions."""
     request = run.request
     if read_at is not None:
-        column = read_at[row, position.clamp(max=request.length - 1)]
-    else:
-        column = position + request.prompt.shape[1]
-        if run.adapter.shift:
-            column = column - run.adapter.shift * (position < request.length)
-        column = column.clamp(max=hidden.shape[1] - 1)  # unused slots
-    here, column = row.to(hidden.device), column.to(hidden.device)
-    blind = hidden[here + hidden.shape[0] // 2, column] if request.cfg_scale > 0 else None
-    return hidden[here, column], blind
+        return read_at[chosen.row, chosen.position.clamp(max=request.length - 1)].add_(chosen.row, alpha=width)
+    column = chosen.position + request.prompt.shape[1]
+    if run.adapter.shift:
+        column = column - run.adapter.shift * (chosen.position < request.length)
+    return column.clamp_(max=width - 1).add_(chosen.row, alpha=width)  # no unused slot beyond the last
 
 
-def head(run: Run, hidden: Tensor, row: Tensor, position: Tensor, read_at: Tensor | None = None) -> Tensor:
-    """Logits [N, V] of the generated positions (and rows behind them), classifier-free guidance applied."""
-    chosen, blind_rows = gather(run, hidden, row, position, read_at)
-    logits = run.adapter.head(chosen)
+def head(run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None) -> Tensor:
+    """Logits [N, V] of the chosen positions, classifier-free guidance applied."""
+    rows, blind_rows = gather(run, hidden, chosen, read_at)
+    logits = run.adapter.head(rows)
     if blind_rows is not None:
         blind = run.adapter.head(blind_rows)
         logits = blind + (run.request.cfg_scale + 1) * (logits - blind)
-    return logits.to(row.device)
+    return logits.to(chosen.row.device)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_state, wanted_slots
+from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_slots, new_state
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
@@ -186,8 +186,8 @@ def commit_case(
     stats = VocabStats(*(values[:, :length] for values in buffers))
     label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
     mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
-    slots = wanted_slots(state, rules)
-    mine.append(slots)
+    slots = new_slots(state, rules)
+    mine += [slots.position, slots.source]
     before = [tensor.clone() for tensor in mine]
 
     def reset() -> None:

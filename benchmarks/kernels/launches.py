@@ -22,7 +22,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from asrd.config import AsrdConfig
 from asrd.decoders import AsrdDecoder
 from asrd.engine import loop
-from asrd.engine.device.completion import CompletionMonitor
 from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
@@ -92,7 +91,6 @@ def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
     tally, adapter = Tally(), run.adapter
     run = replace(run, select=tally.within("slots", run.select))
     buffers = new_stats(decoder.state)
-    report = tally.within("report", CompletionMonitor(decoder.state, buffers[1]).report)
     with recorded() as caught:
         tally.caught = caught
         with (
@@ -100,6 +98,7 @@ def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
             patch.object(dispatch, "vocab_stats", tally.within("statistics", dispatch.vocab_stats)),
             patch.object(decoder, "embed", tally.within("embed", decoder.embed)),
             patch.object(decoder, "commit", tally.within("commit", decoder.commit)),
+            patch.object(decoder, "report", tally.within("report", decoder.report)),
             patch.object(loop, "forward", tally.within("model", loop.forward)),
             patch.object(loop, "head", tally.within("row gather", loop.head)),
             patch.object(adapter, "head", tally.within("LM head", adapter.head)),
@@ -107,5 +106,4 @@ def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
             tally,
         ):
             loop.step(run, decoder, buffers)
-            report()
     return {part: tally.launches[part] for part in (*PARTS, "other")}, dict(tally.reads)

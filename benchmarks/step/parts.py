@@ -102,11 +102,11 @@ class Step:
         self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
 
     def _head(self) -> None:
-        self.row, self.position = self.run.select(self.decoder)
-        self.logits = loop.head(self.run, self.hidden, self.row, self.position)
+        self.chosen = self.run.select(self.decoder)
+        self.logits = loop.head(self.run, self.hidden, self.chosen)
 
     def _statistics(self) -> None:
-        vocab_stats_torch(self.logits, self.row, self.position, self.request.readout, out=self.buffers[0])
+        vocab_stats_torch(self.logits, *self.chosen[:2], self.request.readout, out=self.buffers[0])
 
     def _commit(self) -> None:
         self.decoder.commit(self.buffers[1])

@@ -127,7 +127,7 @@ def test_slots_are_those_of_the_state_in_which_they_are_first_asked_for(monkeypa
     run, decoder = run_of(make_llama(0), "asrd", None)
     decoder.state.active.fill_(1)
     decoder.state.guided.copy_(decoder.state.block_of == 1)
-    _, position = run.select(decoder)
+    position = run.select(decoder).position
     assert position.view(decoder.state.active.shape[0], -1)[0].tolist() == [5, 6, 7, 8, 9, *[LENGTH] * 5]
 
 

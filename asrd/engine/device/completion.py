@@ -1,6 +1,6 @@
 """`CompletionMonitor`: tells the host which rows are done or have unreadable logits, without stalling a GPU.
 
-After each step the device writes one number per row. On a CPU it is read at once. On a GPU it is copied to pinned
+Each step leaves one number per row. On a CPU it is read at once. On a GPU it is copied to pinned
 memory and read while the next step runs. A done row is a fixed point and its step counter stands still, so the forward
 pass that is in flight by then changes nothing.
 """
@@ -9,29 +9,19 @@ from __future__ import annotations
 
 from collections import deque
 
-import torch
 from torch import Tensor
 
 from asrd.engine.device.gpu import Gpu, Work
-from asrd_kernels import DecodeState, VocabStats
 
 
 class CompletionMonitor:
-    """Status of a decode: written by the device in `report`, read by the host in `poll`, at once or a step late.
+    """Status of a decode: `DecodeState.report`, written by every step, read by the host in `poll`, at once or, with a
+    gpu, a step late."""
 
-    state and stats [B, N] are those that every step changes in place; with a gpu, reading is late.
-    """
-
-    def __init__(self, state: DecodeState, stats: VocabStats, gpu: Gpu | None = None) -> None:
-        self.state, self.stats, self.gpu = state, stats, gpu
-        self.written = torch.zeros_like(state.step)
+    def __init__(self, report: Tensor, gpu: Gpu | None = None) -> None:
+        self.written, self.gpu = report, gpu
         self.buffers = [gpu.pinned(self.written) for _ in range(2)] if gpu else []  # double buffer
         self.in_flight: deque[tuple[Work, Tensor]] = deque()
-
-    def report(self) -> None:
-        """On the device, for each row: 4 x its forward passes, + 2 if a wanted position is unreadable, + 1 if done."""
-        torch.add(self.state.done, self.state.step, alpha=4, out=self.written)
-        self.written.add_(self.stats.bad.any(1), alpha=2)
 
     def poll(self) -> bool:
         """Are all rows known to be done? Raises if the logits of a wanted position could not be read."""

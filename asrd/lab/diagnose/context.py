@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asrd.decoders import find_decoder
 from asrd.engine.caches import require_cache
+from asrd.engine.decoder import Selection
 from asrd.engine.loop import Observer, Run, decode, forward, head
 from asrd.engine.request import Request, prepare, special_ids
 from asrd.generate import resolve_config
@@ -89,8 +90,8 @@ class DecodeContext:
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
         """Logits [N, V] of the N positions `wanted` [B, G] bool, in the order of `nonzero`; -inf for forbidden ids."""
-        row, position = wanted.nonzero(as_tuple=True)
-        found = head(self.run, forward(self.run, embeds, state), row, position).float()
+        chosen = Selection(*wanted.nonzero(as_tuple=True))
+        found = head(self.run, forward(self.run, embeds, state), chosen).float()
         return found.index_fill(1, self.request.readout.forbidden, -torch.inf)
 
 

@@ -10,14 +10,16 @@ from dataclasses import fields
 import pytest
 import torch
 
-from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_state, new_stats, wanted_slots
+from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_slots, new_state, new_stats, wanted_slots
 from asrd_kernels.commit_triton import commit_triton, launch_config
 
 RUNS = 60
+POISON = -7
 MOST_STEPS = 12
 WANTED_EVENTS = (
     "revocation", "revocation beyond the budget", "cache wrap", "several anchors at once", "progress rule",
-    "early stop", "row done before another", "earlier block reopened", "pending EOS", "revocation in a shorter row",
+    "early stop", "row done before another", "earlier block reopened", "pending EOS",
+    "revocation in a shorter row", "unreadable",
 )  # fmt: skip
 
 
@@ -52,7 +54,7 @@ def draw_stats(stats: VocabStats, state: DecodeState, rules: Rules, vocab: int, 
     stats.top1.copy_(torch.where(stays, before, fresh))
     stats.confidence.copy_(among(9) / 8)
     stats.entropy.copy_(among(4) / 8)
-    stats.bad.zero_()
+    stats.bad.copy_((among(40) == 0) & state.inside & ~state.done[:, None])
 
 
 def differences(found: DecodeState, wanted: DecodeState, rules: Rules) -> list[str]:
@@ -77,6 +79,7 @@ def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Ru
         "row done before another": before.done & ~before.done.all(),
         "earlier block reopened": after.active < before.active,
         "pending EOS": (after.pending & ends).any(1),
+        "unreadable": (after.report & 2) > 0,
         "revocation in a shorter row": (revoked > 0) & (after.lengths < after.length),
     }
     return Counter(name for name, rows in happened.items() if rows.any())
@@ -92,18 +95,26 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
     lengths = torch.tensor([shorter.randint(0, length) for _ in range(batch)]) if seed % 3 == 0 else None
     state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths)
     _, stats = new_stats(state)
+    unread, shift = torch.zeros_like(stats.bad), seed % 2
     happened: Counter[str] = Counter()
     for step in range(1, min(length + 1, max_steps) + 1):
         draw_stats(stats, state, rules, vocab, random_tensors)
         before, by_kernel = copy.deepcopy(state), copy.deepcopy(state)
-        slots = torch.where(state.done[:, None], length, -7).repeat(1, wanted_slots(state, rules).shape[1])  # poisoned
-        kept = slots.clone() if seed % 4 else None  # a loop without slots hands none in
+        stats.bad.logical_or_(unread & state.done[:, None])  # of a done row they stay
+        slots, kept = new_slots(state, rules, shift), new_slots(state, rules, shift)
+        kept.position.masked_fill_(~state.done[:, None], POISON)
+        kept.source.masked_fill_(~state.done[:, None], POISON)
         commit_torch(state, stats, rules, slots)
-        commit_triton(by_kernel, stats, rules, kept)
+        commit_triton(by_kernel, stats, rules, kept if seed % 4 else None)  # a loop without slots hands none in
+        unread = stats.bad.clone()
         where = f"step {step} of run({seed}, {length}) with {rules}"
         assert differences(by_kernel, state, rules) == [], where
-        assert slots.equal(wanted_slots(state, rules)), where
-        assert kept is None or kept.equal(slots), where
+        assert slots.position.equal(wanted_slots(state, rules)), where
+        column = slots.source - torch.arange(batch)[:, None] * state.tokens.shape[1] - state.prompt_length + shift
+        assert column.equal(slots.position.clamp(max=length - 1)), where
+        if seed % 4:
+            assert kept.position.equal(slots.position), where
+            assert kept.source.equal(slots.source), where
         happened += events(before, state, stats, rules)
     return happened
 

@@ -126,7 +126,7 @@ def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any, slots: Any
 
 
 def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
-    LAUNCHERS["commit"](state, stats, rules, slots[:1])
+    LAUNCHERS["commit"](state, stats, rules, replace(slots, position=slots.position[:1]))
 
 
 def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, visible: Any, scale: float) -> None:
