@@ -147,7 +147,12 @@ _in_use: dict[int, tuple[str, int]] = {}  # id of a config -> its own implementa
 
 @contextmanager
 def attending(config: Any) -> Iterator[None]:
-    """While in here, in this thread or another, models with this config attend by `attend`."""
+    """While in here, in this thread or another, models with this config attend by `attend`.
+
+    torch.compile traces no locks: a step that is to be compiled whole is called in here."""
+    if torch.compiler.is_compiling():
+        yield
+        return
     with _lock:
         name, forwards = _in_use.get(id(config), (config._attn_implementation, 0))
         _in_use[id(config)] = (name, forwards + 1)
@@ -166,10 +171,8 @@ def attending(config: Any) -> Iterator[None]:
 
 def implementation_of(config: Any) -> str | None:
     """The attention implementation that a config was given, whatever other threads do with it."""
-    with _lock:
-        if id(config) in _in_use:
-            return _in_use[id(config)][0]
-        return getattr(config, "_attn_implementation", None)
+    name = getattr(config, "_attn_implementation", None)
+    return name.removeprefix(_PREFIX) if isinstance(name, str) else None
 
 
 def may_attend(model: Any) -> bool:
