@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.engine.decoder import SHARED, Decoder, ranks
+from asrd.engine.decoder import SHARED, Decoder
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import VocabStats, with_best
+from asrd_kernels import VocabStats, ranks, with_best
 
 FEWEST, MOST, SHARE = 5, 20, 0.7  # drafts a step: at most 70 % of the masks, but 5 are allowed and more than 20 never
 

@@ -169,9 +169,7 @@ def without_prompt(run: Run, embeds: Tensor, layout: AttentionLayout | None) -> 
     return blind
 
 
-def gather(
-    run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
+def gather(run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
     half, too. read_at: `Decoder.read_at`."""
     halves = 2 if run.request.cfg_scale > 0 else 1
