@@ -22,7 +22,16 @@ from tqdm import tqdm
 
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
 from asrd_kernels.leave_one_out_triton import attention_launch
-from benchmarks.kernels.cases import DTYPES, Case, attention_case, commit_case, embed_case, head_case, stats_case
+from benchmarks.kernels.cases import (
+    DTYPES,
+    Case,
+    attention_case,
+    commit_case,
+    draft_case,
+    embed_case,
+    head_case,
+    stats_case,
+)
 from benchmarks.kernels.code import TARGETS, Caught, Figures, compile_for, recorded
 
 ALL_DTYPES = DTYPES | {"fp64": torch.float64}
@@ -53,6 +62,7 @@ def variants() -> Iterator[Variant]:
     yield from _commit_variants()
     yield from _head_variants()
     yield from _attention_variants()
+    yield from _draft_variants()
 
 
 def _stats_variants() -> Iterator[Variant]:
@@ -121,6 +131,21 @@ def _attention_variants() -> Iterator[Variant]:
         tile = how.keys * dim * DTYPES[dtype].itemsize  # of keys; another is of values
         wide = ("span_kernel", 2 * tile) if dim % 16 == 0 and tile >= 8192 else None  # 16 bytes for each of 512 threads
         yield Variant(label, usual, make, wide_loads=wide)
+
+
+def _draft_variants() -> Iterator[Variant]:
+    switches: list[dict[str, Any]] = [
+        {"witnesses": 8},
+        {},
+        {"factor": None, "scope": "sequence"},
+        {"witnesses": 8, "ratio": 0.5, "eos_ids": (5, 6), "precision": torch.float64},
+        {"early_stop": False, "precision": torch.float64},
+    ]
+    for length in (32, 256, 300, 512, 1024):
+        for number, chosen in enumerate(switches):
+            make = lambda g=length, s=chosen: draft_case(1, 2, g, **s)  # noqa: E731
+            words = "".join(f" {name}={value}" for name, value in chosen.items())
+            yield Variant(f"G={length} draft{words}", (number, length) in ((0, 256), (2, 1024)), make)
 
 
 def launches(variant: Variant, target: str = "sm_80") -> list[Caught]:

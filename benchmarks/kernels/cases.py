@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState, Readout, Rules, VocabStats, new_slots, new_state
+from asrd_kernels import (
+    DecodeState,
+    Readout,
+    Rules,
+    VocabStats,
+    Witnesses,
+    factor_bounds,
+    new_active_slots,
+    new_slots,
+    new_state,
+)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
@@ -195,6 +205,48 @@ def commit_case(
             tensor.copy_(value)
 
     return Case("commit", label, lambda op: op(state, stats, rules, slots), None, reset)
+
+
+def draft_case(
+    batch: int,
+    prompt: int,
+    length: int,
+    *,
+    factor: float | None = 2.0,
+    witnesses: int = 0,
+    ratio: float = 1.0,
+    precision: torch.dtype = torch.float32,
+    device: str = "cpu",
+    **settings: Any,
+) -> Case:
+    """`draft_commit` of random statistics to a canvas [batch, prompt + length]; factor None: by threshold."""
+    rules = _rules(settings, length)
+    state = a_state(batch, prompt, length, rules, 1000, None, precision, device=device)
+    draw = torch.Generator().manual_seed(2)
+    buffers = _buffers(batch, length, precision, device)
+    buffers.top1.copy_(torch.randint(3, 1000, buffers.top1.shape, generator=draw))
+    buffers.confidence.copy_(torch.rand(buffers.confidence.shape, generator=draw))
+    stats = VocabStats(*(values[:, :length] for values in buffers))
+    bounds = None if factor is None else factor_bounds(factor, length, state.tokens.device)
+    kept = None
+    if witnesses:
+        pending = torch.where(state.pending, state.positions, length).sort(1).values[:, :witnesses].contiguous()
+        sureness = torch.rand(state.entropy.shape, generator=draw).to(state.entropy)
+        kept = Witnesses(pending, torch.zeros_like(state.last), sureness, 0.9, 3, ratio)
+    else:
+        state.pending.zero_()
+    scores = torch.rand(batch, length, generator=draw).to(state.entropy) if ratio < 1 else None
+    slots = new_active_slots(state, rules, 0, kept)
+    mine = [tensor for holder in (state, slots, kept) if holder is not None
+            for tensor in vars(holder).values() if isinstance(tensor, Tensor)]  # fmt: skip
+    before = [tensor.clone() for tensor in mine]
+
+    def reset() -> None:
+        for tensor, value in zip(mine, before, strict=True):
+            tensor.copy_(value)
+
+    label = f"B={batch}, G={length}, {'threshold' if factor is None else 'factor'}, W={witnesses}"
+    return Case("draft_commit", label, lambda op: op(state, stats, rules, bounds, kept, scores, slots), None, reset)
 
 
 def _rules(settings: dict[str, Any], length: int) -> Rules:

@@ -9,17 +9,33 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels.cases import DTYPES, Case, attention_case, commit_case, embed_case, head_case, stats_case
+from benchmarks.kernels.cases import (
+    DTYPES,
+    Case,
+    attention_case,
+    commit_case,
+    draft_case,
+    embed_case,
+    head_case,
+    stats_case,
+)
 from benchmarks.kernels.guard import KernelGuard, MemoryFault
 from benchmarks.kernels.launchers import LAUNCHERS
 
-LAUNCHES = {"anchor_embed": 1, "vocab_stats": 2, "commit": 1, "fused_head": 2, "leave_one_out_attention": 2}
+LAUNCHES = {
+    "anchor_embed": 1,
+    "vocab_stats": 2,
+    "commit": 1,
+    "draft_commit": 1,
+    "fused_head": 2,
+    "leave_one_out_attention": 2,
+}
 
 
 def check(case: Case) -> None:
     with KernelGuard() as guard:
         case.run(LAUNCHERS[case.operation])
-    assert len(guard.launches) == LAUNCHES[case.operation]
+    assert len(guard.launches) == LAUNCHES.get(case.operation, 1)
     assert all(launch.stores.bytes for launch in guard.launches)
 
 
@@ -55,6 +71,13 @@ HEAD: list[dict[str, Any]] = [
     {"rows": 33, "vocab": 129, "dim": 100, "dtype": "bf16", "temperature": 0.7},
     {"rows": 65, "vocab": 1000, "dim": 64, "dtype": "fp16", "unwanted": 3},
 ]
+DRAFT: list[dict[str, Any]] = [
+    {"batch": 1, "prompt": 1, "length": 1},
+    {"batch": 3, "prompt": 4, "length": 40, "factor": None, "threshold": 0.9, "scope": "sequence"},
+    {"batch": 2, "prompt": 7, "length": 300, "witnesses": 8, "ratio": 0.5, "eos_ids": (5, 6)},
+    {"batch": 2, "prompt": 2, "length": 33, "witnesses": 40, "block_length": 20, "early_stop": False},
+    {"batch": 2, "prompt": 2, "length": 1030, "block_length": 600, "factor": 500.0},
+]
 ATTENTION: list[dict[str, Any]] = [
     {"rows": 1, "canvas": 1, "dim": 16, "dtype": "fp32"},
     {"rows": 3, "canvas": 130, "dim": 100, "dtype": "bf16", "batch": 2, "heads": 4, "excluded": 2},
@@ -89,6 +112,11 @@ def test_commit_stays_in_its_memory(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("settings", HEAD, ids=named)
 def test_the_fused_head_stays_in_its_memory(settings: dict[str, Any]) -> None:
     check(head_case(**with_dtype(settings)))
+
+
+@pytest.mark.parametrize("settings", DRAFT, ids=named)
+def test_draft_commit_stays_in_its_memory(settings: dict[str, Any]) -> None:
+    check(draft_case(**settings))
 
 
 @pytest.mark.parametrize("settings", ATTENTION, ids=named)
@@ -129,6 +157,13 @@ def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
     LAUNCHERS["commit"](state, stats, rules, replace(slots, position=slots.position[:1]))
 
 
+def witnesses_of_fewer_rows(
+    state: Any, stats: Any, rules: Any, bounds: Any, witnesses: Any, scores: Any, slots: Any
+) -> None:
+    fewer = replace(witnesses, checked=witnesses.checked[:1])
+    LAUNCHERS["draft_commit"](state, stats, rules, bounds, fewer, scores, slots)
+
+
 def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, visible: Any, scale: float) -> None:
     from asrd_kernels.leave_one_out_triton import span_kernel  # past the launcher, which takes its sizes from the keys
 
@@ -143,6 +178,11 @@ def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, vis
 @pytest.mark.parametrize(
     ("make", "planted", "complaint"),
     [
+        (
+            lambda: draft_case(2, 3, 40, witnesses=4),
+            witnesses_of_fewer_rows,
+            "draft_commit_kernel: program 1 loads outside p_checked",
+        ),
         (lambda: attention_case(2, 20, 64, torch.float32), keys_of_fewer_positions, "loads outside p_key"),
         (
             lambda: stats_case(2, 64, torch.float32),
