@@ -20,7 +20,7 @@ from asrd_kernels.compiler_triton import at_most
 from asrd_kernels.draft_commit import Witnesses
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 
-_OTHERS = tl.constexpr(16)  # masks that a mask is compared with at once
+_OTHERS = tl.constexpr(8)  # masks that a mask is compared with at once
 
 
 @triton.jit

@@ -120,14 +120,15 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
     request = run.request
     chosen = run.select(decoder)
-    row, position, _ = chosen
+    row, position, source = chosen
+    read_at = decoder.read_at() if source is None else None
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
-        rows, _ = gather(run, hidden, chosen, decoder.read_at())
+        rows, _ = gather(run, hidden, chosen, read_at)
         run.mark("head")
         dispatch.fused_head(rows, weight, row, position, request.readout, out, request.impl)
         return {}
-    logits = head(run, hidden, chosen, decoder.read_at())
+    logits = head(run, hidden, chosen, read_at)
     run.mark("head")
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)

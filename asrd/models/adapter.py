@@ -271,7 +271,9 @@ class ModelAdapter:
         scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
         bound = scale * float(wanted.abs().max())
         ways: list[Literal["attention", "mask"]] = ["attention"] if may_attend(self.model) else []
-        for way in [*ways, *(["mask"] if "flash" not in str(self.attention) else [])]:
+        if "flash" not in str(self.attention):
+            ways.append("mask")
+        for way in ways:
             self.capabilities.layout = way
             try:
                 found = self.body(alone.repeat(1, 2, 1), self.inputs_for_layout(layout, self.inputs()))

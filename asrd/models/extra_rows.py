@@ -135,7 +135,7 @@ class _Under:
 def _implementation(name: str, module: nn.Module) -> Callable[..., Any]:
     """The attention function that the module would call, were `name` its implementation."""
     home = sys.modules[type(module).__module__]
-    eager = getattr(home, "eager_attention_forward", None)
+    eager: Any = getattr(home, "eager_attention_forward", None)
     return getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS).get_interface(name, eager)
 
 
