@@ -57,6 +57,7 @@ class LooDecoder(KeptSlots):
         self.real = torch.ones_like(self.places, dtype=torch.bool)
         if request.attention is not None:
             self.real = request.attention.bool()
+        self.alone = torch.zeros(self.batch, len(self.witness), dtype=torch.bool, device=device)
         self.witnesses = Witnesses(
             checked=torch.full((self.batch, len(self.witness)), state.length, device=device),
             edits=torch.zeros_like(state.last),
@@ -89,16 +90,18 @@ class LooDecoder(KeptSlots):
 
     def attention_layout(self) -> AttentionLayout:
         """The canvas sees itself; each witness sees the canvas but for what it checks, and itself."""
-        stand = self.stand
-        hidden = [self.checked + self.state.prompt_length, *([stand] if self.request.shift else [])]
-        prompt = self.columns < self.state.prompt_length
+        stand, prompt_length = self.stand, self.state.prompt_length
+        hidden = [self.checked + prompt_length, *([stand] if self.request.shift else [])]
+        of_prompt = None
+        if self.request.shift and self.request.cfg_scale > 0:  # a witness may be a copy of the prompt's last token
+            of_prompt = torch.cat([self.columns.expand(self.batch, -1), stand], dim=1) < prompt_length
         return AttentionLayout(
             real=self.real,
             excluded=torch.stack(hidden, dim=2),
-            shared=torch.zeros_like(stand, dtype=torch.bool),
+            shared=self.alone,
             positions=torch.cat([self.places, self.places.gather(1, stand)], dim=1),
             used=self.checked < self.state.length,
-            of_prompt=torch.cat([prompt.expand(self.batch, -1), prompt[stand] & bool(self.request.shift)], dim=1),
+            of_prompt=of_prompt,
         )
 
     # --- after it ---
