@@ -19,6 +19,7 @@ import asrd
 from asrd import generate
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, Decoder, WinoDecoder
+from asrd.engine.decoder import Selection
 from asrd.engine.loop import Run, forward, head, select_slots, select_wanted, step
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
@@ -202,7 +203,7 @@ def test_a_shadow_row_sees_everything_but_the_token_that_it_checks(name: str) ->
         def read() -> Tensor:
             hidden = forward(run, decoder.embed(), decoder.state, decoder.attention_layout())
             rows = torch.arange(3).repeat_interleave(12)
-            return head(run, hidden, rows, torch.arange(12).repeat(3)).unflatten(0, (3, 12))
+            return head(run, hidden, Selection(rows, torch.arange(12).repeat(3))).unflatten(0, (3, 12))
 
         before = read()
         for position in range(8):
