@@ -5,17 +5,28 @@ anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy
 fused_head    hidden states and the LM head's weight -> the same; head_cost says when it is worth it
 extra_stats   logits -> what only some decoders ask for
+leave_one_out attention of a few rows behind the canvas, each without a few keys
 commit        statistics -> the next state, in place
+draft_commit  the same for decoders that only draft (threshold, factor) or edit in place (loo)
 philox        counter-based noise
 compiler      what a Triton launch asks of the compiler; precise: exact division, ln(1 + x)
 dispatch      the operations, and which implementation of each runs; *_triton are the kernels
 """
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
-from asrd_kernels.commit import commit_torch, finish_step, with_best, write_report
+from asrd_kernels.commit import apply_step, commit_torch, finish_step, ranks, with_best, write_report
 from asrd_kernels.dispatch import Impl, resolve_impl
+from asrd_kernels.draft_commit import (
+    Witnesses,
+    active_slots,
+    draft_commit_torch,
+    factor_bounds,
+    fill_active_slots,
+    new_active_slots,
+)
 from asrd_kernels.extra_stats import extra_stats_torch
 from asrd_kernels.fused_head import HEAD_DTYPES
+from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import (
     NO_ENTROPY,
     DecodeState,
@@ -40,14 +51,23 @@ __all__ = [
     "Rules",
     "Slots",
     "VocabStats",
+    "Witnesses",
+    "active_slots",
     "anchor_embed_torch",
+    "apply_step",
     "commit_torch",
+    "draft_commit_torch",
     "extra_stats_torch",
+    "factor_bounds",
+    "fill_active_slots",
     "fill_slots",
     "finish_step",
+    "leave_one_out_attention_torch",
+    "new_active_slots",
     "new_slots",
     "new_state",
     "new_stats",
+    "ranks",
     "resolve_impl",
     "vocab_stats_torch",
     "wanted",

@@ -74,6 +74,49 @@ def with_best(chosen: Tensor, active: Tensor, confidence: Tensor) -> Tensor:
     return chosen.scatter(1, best, active.gather(1, best))  # if nothing is active, best is not, and not chosen
 
 
+def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:
+    """[B, N] int64: 0 for the smallest (or largest) score among [B, N], 1 for the next; of equals the lower position
+    first. What is not among comes after all that is."""
+    outside = -torch.inf if largest else torch.inf
+    order = torch.where(among, score, outside).argsort(dim=1, descending=largest, stable=True)
+    inside = among.gather(1, order)
+    place = torch.where(inside, inside.cumsum(1) - 1, score.shape[1])
+    return torch.empty_like(order).scatter_(1, order, place)
+
+
+def apply_step(
+    state: DecodeState,
+    rules: Rules,
+    top1: Tensor,
+    drafted: Tensor,
+    revoked: Tensor | None = None,
+    provisional: Tensor | None = None,
+    edited: Tensor | None = None,
+) -> None:
+    """End a step: commit `top1` where `drafted`, mask again where `revoked`, end the rows that are complete.
+
+    A position that is both is committed and revoked. provisional: tokens that may still be revoked or edited. They are
+    streamed as drafts and no text ends with them; a row without masks is done nevertheless. edited: tokens that `top1`
+    replaces in place. Everything is [B, G]; done rows do not change.
+    """
+    tokens, live = state.generated, ~state.done
+    drafted = drafted & live[:, None]
+    revoked = torch.zeros_like(drafted) if revoked is None else revoked & live[:, None]
+    masked = ((tokens == rules.mask_id) & ~drafted) | revoked
+    written = drafted
+    if edited is not None:
+        edited = edited & live[:, None]
+        written = drafted | edited
+        state.edited.add_(edited.sum(1))
+    tokens.copy_(torch.where(revoked, rules.mask_id, torch.where(written, top1, tokens)))
+    state.step.add_(live)
+    state.counts[:2].add_(torch.stack([drafted, revoked]).sum(2))
+    pending = torch.zeros_like(masked)
+    if provisional is not None:
+        pending = provisional & ~masked & masked.any(1, keepdim=True)
+    finish_step(state, masked, pending, rules)
+
+
 def finish_step(state: DecodeState, masked: Tensor, pending: Tensor, rules: Rules) -> Tensor:
     """The last part of every decoder's commit: end of text, done rows, next active block and guided masks.
 

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
 from asrd_kernels.commit import commit_torch
+from asrd_kernels.draft_commit import Witnesses, draft_commit_torch
 from asrd_kernels.fused_head import fused_head_torch
+from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
@@ -84,6 +86,17 @@ def fused_head(
     fused_head_triton(hidden, weight, row, position, readout, out)
 
 
+def leave_one_out_attention(
+    query: Tensor, key: Tensor, value: Tensor, excluded: Tensor, visible: Tensor, scale: float, impl: str = "auto"
+) -> Tensor:
+    """See `leave_one_out_attention_torch`; in float64 that is what runs."""
+    if resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64:
+        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale)
+    from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
+
+    return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)
+
+
 def commit(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, impl: str = "auto") -> None:
     """See `commit_torch`."""
     if resolve_impl(impl, state.tokens.device) == "torch":
@@ -92,3 +105,22 @@ def commit(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | N
     from asrd_kernels.commit_triton import commit_triton
 
     commit_triton(state, stats, rules, slots)
+
+
+def draft_commit(
+    state: DecodeState,
+    stats: VocabStats,
+    rules: Rules,
+    bounds: Tensor | None = None,
+    witnesses: Witnesses | None = None,
+    token_prob: Tensor | None = None,
+    slots: Slots | None = None,
+    impl: str = "auto",
+) -> None:
+    """See `draft_commit_torch`."""
+    if resolve_impl(impl, state.tokens.device) == "torch":
+        draft_commit_torch(state, stats, rules, bounds, witnesses, token_prob, slots)
+        return
+    from asrd_kernels.draft_commit_triton import draft_commit_triton
+
+    draft_commit_triton(state, stats, rules, bounds, witnesses, token_prob, slots)

@@ -2,6 +2,7 @@
 `Decoder` is in `asrd.engine.decoder`.
 
 plain      `PlainDecoder`: choose which masks to commit, nothing else
+kept_slots `KeptSlots`: commit is one operation of `asrd_kernels`, slots included
 asrd       the paper's
 control    a control for its revocations
 standard   the models' own: LLaDA's quota, Dream's schedules
@@ -26,7 +27,8 @@ from asrd.decoders.plain import PlainDecoder
 from asrd.decoders.saber import SaberDecoder
 from asrd.decoders.standard import StandardDecoder
 from asrd.decoders.wino import WinoDecoder
-from asrd.engine.decoder import Decoder, ranks
+from asrd.engine.decoder import Decoder
+from asrd_kernels import ranks
 
 DECODERS: dict[str, type[Decoder]] = {
     "asrd": AsrdDecoder,

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.decoders.fast_dllm import factor_bounds, refuse_threshold, within_bounds
-from asrd.engine.decoder import SHARED, Decoder
+from asrd.decoders.fast_dllm import refuse_threshold
+from asrd.decoders.kept_slots import KeptSlots
+from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
-from asrd_kernels import VocabStats
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
+from asrd_kernels import Slots, VocabStats, Witnesses, active_slots, dispatch, factor_bounds, new_active_slots
 
 USUAL_FACTOR = 2.0
 
 
-class LooDecoder(Decoder):
+class LooDecoder(KeptSlots):
     """Drafts by Fast-dLLM's factor rule; what was less confident than `threshold_back` is pending.
 
     A pending token whose witness predicts another one (with `ratio`: one that much more probable) is replaced by it
@@ -38,7 +40,7 @@ class LooDecoder(Decoder):
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
-        """One rule for drafts; and witnesses need their own attention mask and positions."""
+        """One rule for drafts; and witnesses need attention and positions of their own."""
         refuse_threshold(config)
         adapter.require_attention_layout("decoder='loo'")
 
@@ -46,8 +48,7 @@ class LooDecoder(Decoder):
         super().__init__(request, table)
         state, config, device = self.state, request.config, request.prompt.device
         self.batch, self.canvas = state.tokens.shape
-        self.ratio, self.max_edits = float(config.ratio), int(config.max_edits)
-        self.extra_stats = ("token_prob",) if self.ratio < 1 else ()
+        self.extra_stats = ("token_prob",) if config.ratio < 1 else ()
         factor = USUAL_FACTOR if config.factor is None else float(config.factor)
         self.bounds = factor_bounds(factor, request.length, device)
         self.witness = torch.arange(min(int(config.witnesses), request.length), device=device)
@@ -56,10 +57,20 @@ class LooDecoder(Decoder):
         self.real = torch.ones_like(self.places, dtype=torch.bool)
         if request.attention is not None:
             self.real = request.attention.bool()
-        self.edits = torch.zeros_like(state.last)  # [B, G] how often a position was edited
-        self.sureness = torch.zeros_like(state.entropy)  # [B, G] confidence of what was written last
-        self.checked = torch.full((self.batch, len(self.witness)), state.length, device=device)
+        self.alone = torch.zeros(self.batch, len(self.witness), dtype=torch.bool, device=device)
+        self.witnesses = Witnesses(
+            checked=torch.full((self.batch, len(self.witness)), state.length, device=device),
+            edits=torch.zeros_like(state.last),
+            sureness=torch.zeros_like(state.entropy),
+            threshold_back=float(config.threshold_back),
+            max_edits=int(config.max_edits),
+            ratio=float(config.ratio),
+        )
+
+    @property
+    def checked(self) -> Tensor:
         """[B, W] int64: the position that each witness checks in the coming pass, G for one that is not used."""
+        return self.witnesses.checked
 
     @property
     def stand(self) -> Tensor:
@@ -79,19 +90,18 @@ class LooDecoder(Decoder):
 
     def attention_layout(self) -> AttentionLayout:
         """The canvas sees itself; each witness sees the canvas but for what it checks, and itself."""
-        token, stand = self.checked + self.state.prompt_length, self.stand
-        hidden = self.columns == token[:, :, None]
-        if self.request.shift:
-            hidden |= self.columns == stand[:, :, None]
-        itself = self.witness == self.witness[:, None]
-        visible = torch.cat([self.real[:, None].expand(-1, self.canvas, -1), self.real[:, None] & ~hidden], dim=1)
-        own = torch.cat([torch.zeros_like(itself[:1]).expand(self.canvas, -1), itself]).expand(self.batch, -1, -1)
-        prompt = self.columns < self.state.prompt_length
+        stand, prompt_length = self.stand, self.state.prompt_length
+        hidden = [self.checked + prompt_length, *([stand] if self.request.shift else [])]
+        of_prompt = None
+        if self.request.shift and self.request.cfg_scale > 0:  # a witness may be a copy of the prompt's last token
+            of_prompt = torch.cat([self.columns.expand(self.batch, -1), stand], dim=1) < prompt_length
         return AttentionLayout(
-            visible=torch.cat([visible, own], dim=2),
+            real=self.real,
+            excluded=torch.stack(hidden, dim=2),
+            shared=self.alone,
             positions=torch.cat([self.places, self.places.gather(1, stand)], dim=1),
             used=self.checked < self.state.length,
-            of_prompt=torch.cat([prompt.expand(self.batch, -1), prompt[stand] & bool(self.request.shift)], dim=1),
+            of_prompt=of_prompt,
         )
 
     # --- after it ---
@@ -105,12 +115,13 @@ class LooDecoder(Decoder):
         found = torch.zeros(self.batch, self.state.length + 1, dtype=torch.bool, device=self.columns.device)
         return found.scatter_(1, self.checked, True)[:, :-1]
 
-    def slots(self) -> Tensor:
+    def find_slots(self) -> Tensor:
         """Those of the active block, then one for each witness."""
-        length, size = self.state.length, self.rules.block_length
-        block = self.state.active[:, None] * size + self.state.positions[:size]
-        masked = self.state.guided.gather(1, block.clamp(max=length - 1)) & (block < length)
-        return torch.cat([torch.where(masked, block, length), self.checked], dim=1)
+        return active_slots(self.state, self.rules, self.checked)
+
+    def new_slots(self) -> Slots:
+        """Those of the active block, then one for each witness."""
+        return new_active_slots(self.state, self.rules, self.request.shift, self.witnesses)
 
     def read_at(self) -> Tensor:
         """A position with a witness is read there."""
@@ -119,22 +130,7 @@ class LooDecoder(Decoder):
         return rows.scatter_(1, self.checked, self.canvas + self.witness.expand_as(self.checked))[:, :-1]
 
     def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
-        """Edit what its witness contradicts, draft, and choose whom the next witnesses check."""
-        state, confidence = self.state, stats.confidence
-        witnessed, masks = self.witnessed(), state.guided & self.in_active_block
-        edited = witnessed & (stats.top1 != state.generated) & (self.edits < self.max_edits)
-        if token_prob is not None:
-            edited &= token_prob < self.ratio * confidence
-        drafted = within_bounds(masks, confidence, self.bounds)
-        doubtful = drafted & (confidence < self.request.config.threshold_back)
-        waiting = state.pending & ~witnessed
-        self.edits.add_(edited)
-        self.sureness.copy_(torch.where(drafted | edited, confidence, self.sureness))
-        self.apply(stats.top1, drafted, provisional=doubtful | edited | waiting, edited=edited)
-        self._choose_witnesses()
-
-    def _choose_witnesses(self) -> None:
-        """The least confident of the pending tokens, from the first witness on."""
-        pending = self.state.pending
-        order = torch.where(pending, self.sureness, torch.inf).argsort(dim=1, stable=True)[:, : len(self.witness)]
-        self.checked.copy_(torch.where(self.witness < pending.sum(1, keepdim=True), order, self.state.length))
+        """Edit what its witness contradicts, draft, choose whom the next witnesses check, report."""
+        dispatch.draft_commit(
+            self.state, stats, self.rules, self.bounds, self.witnesses, token_prob, self._slots, self.impl
+        )

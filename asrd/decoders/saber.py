@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.engine.decoder import SHARED, Decoder, ranks
+from asrd.engine.decoder import SHARED, Decoder
 from asrd.engine.request import Request
-from asrd_kernels import VocabStats
+from asrd_kernels import VocabStats, ranks
 
 DREAM_LEAST = 2  # commits a step, fixed in the code for Dream
 

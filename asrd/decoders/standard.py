@@ -10,10 +10,10 @@ from torch import Tensor
 
 from asrd.config import AsrdConfig
 from asrd.decoders.plain import PlainDecoder
-from asrd.engine.decoder import SHARED, ranks
+from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats
+from asrd_kernels import VocabStats, ranks
 
 
 class StandardDecoder(PlainDecoder):

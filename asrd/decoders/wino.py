@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.engine.decoder import SHARED, Decoder, ranks
+from asrd.engine.decoder import SHARED, Decoder
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
-from asrd_kernels import VocabStats, with_best
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
+from asrd_kernels import VocabStats, ranks, with_best
 
 FEWEST, MOST, SHARE = 5, 20, 0.7  # drafts a step: at most 70 % of the masks, but 5 are allowed and more than 20 never
 
@@ -33,7 +34,7 @@ class WinoDecoder(Decoder):
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
-        """The shadow needs its own attention mask and positions."""
+        """The shadow needs attention and positions of its own."""
         adapter.require_attention_layout("decoder='wino'")
 
     def __init__(self, request: Request, table: Tensor) -> None:
@@ -77,13 +78,8 @@ class WinoDecoder(Decoder):
         column = checked - self.request.shift
         end = (self.state.prompt_length + self.state.lengths)[:, None]
         in_block = column < torch.minimum(checked[:, :1] + self.size, end)
-        before = self.real[:, None].expand(-1, self.canvas, -1)
-        blind = torch.zeros_like(in_block)[:, None].expand(-1, self.canvas, -1)
-        but_one = self.real[:, None] & (self.columns != checked[:, :, None])
-        each_other = in_block[:, None].expand(-1, self.extra_rows, -1)
-        visible = torch.cat([torch.cat([before, blind], dim=2), torch.cat([but_one, each_other], dim=2)], dim=1)
         places = self.places.gather(1, column.clamp(max=self.canvas - 1))
-        return AttentionLayout(visible, torch.cat([self.places, places], dim=1))
+        return AttentionLayout(self.real, checked[..., None], in_block, torch.cat([self.places, places], dim=1))
 
     def wanted(self) -> Tensor:
         """The masks of the active block, and the shadow of its tokens."""

@@ -13,7 +13,8 @@ observers/ what may watch a decode: events, streaming, inspectors
 fused_head whether LM head and statistics can run as one kernel
 """
 
-from asrd.engine.decoder import Decoder, ranks
+from asrd.engine.decoder import Decoder
 from asrd.engine.request import Request, prepare
+from asrd_kernels import ranks
 
 __all__ = ["Decoder", "Request", "prepare", "ranks"]

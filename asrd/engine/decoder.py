@@ -14,8 +14,9 @@ from torch import Tensor
 
 from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
-from asrd_kernels import DecodeState, Rules, VocabStats, finish_step, new_state, write_report
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
+from asrd_kernels import DecodeState, Rules, VocabStats, apply_step, new_state, write_report
 from asrd_kernels.philox import random_bits
 
 ASRD_FIELDS = frozenset({
@@ -170,22 +171,7 @@ class Decoder(ABC):
         are streamed as drafts and no text ends with them; a row without masks is done nevertheless. edited: tokens that
         `top1` replaces in place. Everything is [B, G]; done rows do not change.
         """
-        state, tokens, live = self.state, self.state.generated, ~self.state.done
-        drafted = drafted & live[:, None]
-        revoked = torch.zeros_like(drafted) if revoked is None else revoked & live[:, None]
-        masked = (self.masked & ~drafted) | revoked
-        written = drafted
-        if edited is not None:
-            edited = edited & live[:, None]
-            written = drafted | edited
-            state.edited.add_(edited.sum(1))
-        tokens.copy_(torch.where(revoked, self.rules.mask_id, torch.where(written, top1, tokens)))
-        state.step.add_(live)
-        state.counts[:2].add_(torch.stack([drafted, revoked]).sum(2))
-        pending = torch.zeros_like(masked)
-        if provisional is not None:
-            pending = provisional & ~masked & masked.any(1, keepdim=True)
-        finish_step(state, masked, pending, self.rules)
+        apply_step(self.state, self.rules, top1, drafted, revoked, provisional, edited)
 
     def random_bits_per_step(self) -> Tensor:
         """[B, G] int64, 32 random bits for each position and step, independent of the batch."""
@@ -194,13 +180,3 @@ class Decoder(ABC):
         row, seeds = (key[:, None].expand_as(state.guided) for key in (readout.row_ids, readout.seeds))
         step = (state.step + 1)[:, None].expand_as(row)
         return random_bits(seeds, row, state.positions.expand_as(row), step, 1)[..., 0]
-
-
-def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:
-    """[B, N] int64: 0 for the smallest (or largest) score among [B, N], 1 for the next; of equals the lower position
-    first. What is not among comes after all that is."""
-    outside = -torch.inf if largest else torch.inf
-    order = torch.where(among, score, outside).argsort(dim=1, descending=largest, stable=True)
-    inside = among.gather(1, order)
-    place = torch.where(inside, inside.cumsum(1) - 1, score.shape[1])
-    return torch.empty_like(order).scatter_(1, order, place)

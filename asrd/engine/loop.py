@@ -17,7 +17,8 @@ from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.device.gpu import Gpu, find_gpu
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch
 
 Observer = Callable[[DecodeState], None]
@@ -114,14 +115,15 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
     request = run.request
     chosen = run.select(decoder)
-    row, position, _ = chosen
+    row, position, source = chosen
+    read_at = decoder.read_at() if source is None else None
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
-        rows, _ = gather(run, hidden, chosen, decoder.read_at())
+        rows, _ = gather(run, hidden, chosen, read_at)
         run.mark("head")
         dispatch.fused_head(rows, weight, row, position, request.readout, out, request.impl)
         return {}
-    logits = head(run, hidden, chosen, decoder.read_at())
+    logits = head(run, hidden, chosen, read_at)
     run.mark("head")
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
@@ -146,8 +148,10 @@ def forward(
     embeds = with_blind(run, embeds, layout)
     if run.cache is not None:
         return run.cache(embeds, state, layout, probed)
-    inputs = run.inputs if layout is None else run.adapter.inputs_for_layout(layout, run.copies)
-    return run.adapter.body(embeds, inputs)
+    if layout is None:
+        return run.adapter.body(embeds, run.inputs)
+    layout = layout.repeat(run.copies)
+    return run.adapter.body(embeds, run.adapter.inputs_for_layout(layout, run.inputs, run.request.impl))
 
 
 def with_blind(run: Run, embeds: Tensor, layout: AttentionLayout | None = None) -> Tensor:
@@ -174,8 +178,7 @@ def source_rows(run: Run, width: int, chosen: Selection, read_at: Tensor | None 
     """[N] which rows of the body's output [B * width, D] have the logits of the chosen positions."""
     request = run.request
     if read_at is not None:
-        column = read_at[chosen.row, chosen.position.clamp(max=request.length - 1)]
-        return column.add_(chosen.row, alpha=width)
+        return read_at[chosen.row, chosen.position.clamp(max=request.length - 1)].add_(chosen.row, alpha=width)
     column = chosen.position + request.prompt.shape[1]
     if run.adapter.shift:
         column = column - run.adapter.shift * (chosen.position < request.length)

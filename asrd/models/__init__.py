@@ -7,11 +7,13 @@ source       a checkpoint's location (Hub id, folder, packaged model), its JSON 
 translate    an original config.json as a config of transformers' classes, or the reason to refuse it
 weights      `load`: a bidirectional model, every weight accounted for, with the right attention implementation
 adapter      `ModelAdapter`: one interface to every diffusion model
+extra_rows   `AttentionLayout`: rows behind the canvas, and their attention through transformers' interface
 special_ids  mask, EOS, pad and end-of-turn ids of a model
 packaged/    the trained models that ship with the package
 """
 
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd.models.source import packaged
 from asrd.models.special_ids import SpecialIds, find_id, special_ids
 from asrd.models.weights import flash_is_usable, load, make_bidirectional

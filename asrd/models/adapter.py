@@ -10,14 +10,16 @@ import inspect
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from asrd.models.extra_rows import KEYWORD, AttentionLayout, ExtraRows, attending, implementation_of, may_attend
 
 log = logging.getLogger("asrd")
 
@@ -33,19 +35,9 @@ class Capabilities:
     width: int  # of the logits; at most the table's length
     padding_exact: bool | None = None  # a left-padded row gives the logits of the row alone; None: not tested yet
     tail_exact: bool | None = None  # so does one with padding behind it; None: not tested yet
-    keeps_layout: bool | None = None  # it honours a 4-D mask and position ids; None: not tested yet
+    layout: Literal["attention", "mask", "none"] | None = None  # how it takes an attention layout; None: not tested yet
     no_cache_reason: str | None = None  # why it cannot use a KV cache, "" if it can; None: not tested yet
     uncapturable: dict[type, str] = field(default_factory=dict)  # by decoder, why its steps cannot be a CUDA graph
-
-
-@dataclass(frozen=True)
-class AttentionLayout:
-    """Which of the N positions of a forward, the canvas first, attend to which, and their position ids."""
-
-    visible: Tensor  # [B, N, N] bool: may the position in the second dimension attend to the one in the third?
-    positions: Tensor  # [B, N] int64
-    used: Tensor | None = None  # [B, N - L] bool: what is read of the rows behind the canvas, from the left; None: all
-    of_prompt: Tensor | None = None  # [B, N] bool: shows a token of the prompt; None: the prompt alone does
 
 
 _capabilities: WeakKeyDictionary[nn.Module, Capabilities] = WeakKeyDictionary()
@@ -132,19 +124,32 @@ class ModelAdapter:
             inputs["position_ids"] = positions
         return inputs
 
-    def inputs_for_layout(self, layout: AttentionLayout, copies: int = 1) -> dict[str, Any]:
-        """As `inputs`, for a forward with an attention layout of its own; `copies` of the batch."""
-        inputs: dict[str, Any] = {"use_cache": False} if self.takes_use_cache else {}
-        mask = self.layout_mask(layout.visible).repeat(copies, 1, 1, 1)
-        return inputs | {"attention_mask": mask, "position_ids": layout.positions.repeat(copies, 1)}
+    @property
+    def attention(self) -> str | None:
+        """The attention implementation of transformers that the model is configured with."""
+        return implementation_of(self.config)
 
-    def layout_mask(self, visible: Tensor) -> Tensor:
-        """[B, 1, Q, K]: `visible` [B, Q, K] bool in the form that this model's attention wants."""
-        mask = visible[:, None]
-        if getattr(self.config, "_attn_implementation", None) == "eager":  # adds its mask to the scores
+    def layout_inputs(
+        self, layout: AttentionLayout, queries: int, canvas_mask: Tensor | None, impl: str = "auto"
+    ) -> dict[str, Any]:
+        """As `inputs` (position ids and cache apart), for a forward of so many canvas positions and the rows behind the
+        canvas. canvas_mask is the attention mask of the former alone; impl that of our attention for the latter."""
+        if self.capabilities.layout == "attention":
+            if canvas_mask is not None and canvas_mask.dim() == 2:  # flash: transformers would make it bool
+                canvas_mask = canvas_mask.bool()
+            return {KEYWORD: ExtraRows(layout.excluded, layout.keys, canvas_mask, impl)}
+        mask = layout.visible(queries)[:, None]
+        if self.attention == "eager":  # adds its mask to the scores
             closed = torch.finfo(self.table.dtype).min
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
-        return mask
+        return {"attention_mask": mask}
+
+    def inputs_for_layout(self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto") -> dict[str, Any]:
+        """The arguments of a forward of a whole canvas and the rows behind it; `inputs` are those without such rows."""
+        given = {name: inputs[name] for name in ("use_cache",) if name in inputs}
+        mask = inputs.get("attention_mask")
+        extra = self.layout_inputs(layout, layout.real.shape[1], mask if isinstance(mask, Tensor) else None, impl)
+        return given | extra | {"position_ids": layout.positions}
 
     def key_mask(self, attention: Tensor | None) -> Tensor | None:
         """The keys visible to a slice of the canvas: [B, 1, 1, L] to be expanded to its queries, or [B, L]; None: all.
@@ -157,9 +162,10 @@ class ModelAdapter:
 
     def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] if body and head cannot be split."""
-        if self.split:
-            return self.split_body(inputs_embeds=embeds, **inputs).last_hidden_state
-        return self.full_logits(embeds, inputs)
+        with attending(self.config) if KEYWORD in inputs else nullcontext():
+            if self.split:
+                return self.split_body(inputs_embeds=embeds, **inputs).last_hidden_state
+            return self.full_logits(embeds, inputs)
 
     def full_logits(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Logits [B, L, V] as the model itself returns them."""
@@ -196,31 +202,31 @@ class ModelAdapter:
             )
 
     def require_attention_layout(self, what: str) -> None:
-        """Raise ValueError unless the model honours any attention mask and position ids; `what` needs it."""
-        attention = str(getattr(self.config, "_attn_implementation", None))
-        if "flash" in attention:
+        """Raise ValueError unless the model takes rows behind the canvas (`AttentionLayout`); `what` needs them."""
+        if self.capabilities.layout is None:
+            self.capabilities.layout = self._probe_layout()
+        if self.capabilities.layout != "none":
+            return
+        if "flash" in str(self.attention):
             raise ValueError(
-                f"{what} hides some positions from others, which attn_implementation={attention!r} cannot do:"
-                " load the model with attn_implementation='sdpa' or 'eager', or use another decoder"
+                f"{what} hides some positions from others, which {type(self.model).__name__} with"
+                f" attn_implementation={self.attention!r} cannot do: load the model with asrd.load or with"
+                " attn_implementation='sdpa' or 'eager', or use another decoder"
             )
-        if self.capabilities.keeps_layout is None:
-            self.capabilities.keeps_layout = self._probe_layout()
-        if not self.capabilities.keeps_layout:
-            raise ValueError(
-                f"{type(self.model).__name__} does not take an attention mask of shape [batch, 1, length, length] with"
-                f" position_ids, which {what} needs: load the checkpoint with asrd.load, or use another decoder"
-            )
+        raise ValueError(
+            f"{type(self.model).__name__} does not take an attention mask of shape [batch, 1, length, length] with"
+            f" position_ids, which {what} needs: load the checkpoint with asrd.load, or use another decoder"
+        )
 
     def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
         """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
         (with a host read each time), for all queries or for that many. It is an expanded view: all queries
         of a row share their storage."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
-        attention_kind = getattr(self.config, "_attn_implementation", None)
-        if not ours or attention_kind not in ("sdpa", "eager"):
+        if not ours or self.attention not in ("sdpa", "eager"):
             return attention
         mask = attention.bool()[:, None, None]
-        if attention_kind == "eager":  # adds its mask to the scores
+        if self.attention == "eager":  # adds its mask to the scores
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, torch.finfo(self.table.dtype).min)
         return mask.expand(-1, -1, attention.shape[1] if queries is None else queries, -1)
 
@@ -281,23 +287,28 @@ class ModelAdapter:
         return True
 
     @torch.no_grad()
-    def _probe_layout(self) -> bool:
-        """Whether copies appended to a row, each attending to the row without its own original, give the originals'
-        logits, and the row's own logits stay the same."""
+    def _probe_layout(self) -> Literal["attention", "mask", "none"]:
+        """By which way copies behind a row, each attending to the row without its own original, give the originals'
+        logits, and leave the row's own as they are."""
         alone = self.table[self.probe_ids(0)]
         length, wanted = alone.shape[1], self.body(alone, self.inputs())
-        place = torch.arange(2 * length, device=alone.device) % length
-        own = torch.eye(length, dtype=torch.bool, device=alone.device)
-        visible = torch.cat([torch.cat([~own | own, own & ~own], 1), torch.cat([~own, own], 1)])
-        try:
-            found = self.body(
-                alone.repeat(1, 2, 1), self.inputs_for_layout(AttentionLayout(visible[None], place[None]))
-            )
-        except (TypeError, ValueError, RuntimeError, AssertionError, IndexError):
-            return False
+        place = torch.arange(length, device=alone.device)
+        nobody = torch.zeros(1, length, dtype=torch.bool, device=alone.device)
+        layout = AttentionLayout(~nobody, place[None, :, None], nobody, place.repeat(2)[None])
         scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
         bound = scale * float(wanted.abs().max())
-        return torch.allclose(found.float(), wanted.repeat(1, 2, 1).float(), rtol=scale, atol=bound)
+        ways: list[Literal["attention", "mask"]] = ["attention"] if may_attend(self.model) else []
+        if "flash" not in str(self.attention):
+            ways.append("mask")
+        for way in ways:
+            self.capabilities.layout = way
+            try:
+                found = self.body(alone.repeat(1, 2, 1), self.inputs_for_layout(layout, self.inputs()))
+            except (TypeError, ValueError, RuntimeError, AssertionError, IndexError):
+                continue
+            if torch.allclose(found.float(), wanted.repeat(1, 2, 1).float(), rtol=scale, atol=bound):
+                return way
+        return "none"
 
     def probe_ids(self, last: int) -> Tensor:
         """[1, PROBE_LENGTH] ids spread over the vocabulary; `last` changes the last of them."""

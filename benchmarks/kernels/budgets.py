@@ -21,7 +21,17 @@ import triton
 from tqdm import tqdm
 
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
-from benchmarks.kernels.cases import DTYPES, Case, commit_case, embed_case, head_case, stats_case
+from asrd_kernels.leave_one_out_triton import attention_launch
+from benchmarks.kernels.cases import (
+    DTYPES,
+    Case,
+    attention_case,
+    commit_case,
+    draft_case,
+    embed_case,
+    head_case,
+    stats_case,
+)
 from benchmarks.kernels.code import TARGETS, Caught, Figures, compile_for, recorded
 
 ALL_DTYPES = DTYPES | {"fp64": torch.float64}
@@ -51,6 +61,8 @@ def variants() -> Iterator[Variant]:
     yield from _embed_variants()
     yield from _commit_variants()
     yield from _head_variants()
+    yield from _attention_variants()
+    yield from _draft_variants()
 
 
 def _stats_variants() -> Iterator[Variant]:
@@ -105,6 +117,35 @@ def _head_variants() -> Iterator[Variant]:
         usual = (dtype, *size) == ("bf16", 64, 126464, 4096, 0.0)
         lines = row_tile(rows, DTYPES[dtype].itemsize) + COLUMN_TILE  # 128 bytes of a hidden state or weight
         yield Variant(label, usual, make, wide_loads=("head_kernel", lines * 128) if dim % 16 == 0 else None)
+
+
+def _attention_variants() -> Iterator[Variant]:
+    sizes = [(rows, dim, 1) for rows in (8, 32, 64) for dim in (64, 128)]
+    sizes += [(8, 16, 1), (32, 80, 2), (32, 100, 1), (32, 128, 2), (8, 256, 1), (32, 256, 2)]
+    for dtype, size in [*itertools.product(DTYPES, sizes), ("bf16", (32, 512, 1))]:
+        rows, dim, excluded = size
+        make = lambda d=dtype, w=rows, k=dim, e=excluded: attention_case(w, 512, k, DTYPES[d], excluded=e)  # noqa: E731
+        label = f"{dtype} W={rows} D={dim} E={excluded}"
+        usual = (dtype, *size) in (("bf16", 8, 128, 1), ("fp32", 32, 128, 2))
+        how = attention_launch(rows, 512, dim, DTYPES[dtype].itemsize)
+        tile = how.keys * dim * DTYPES[dtype].itemsize  # of keys; another is of values
+        wide = ("span_kernel", 2 * tile) if dim % 16 == 0 and tile >= 8192 else None  # 16 bytes for each of 512 threads
+        yield Variant(label, usual, make, wide_loads=wide)
+
+
+def _draft_variants() -> Iterator[Variant]:
+    switches: list[dict[str, Any]] = [
+        {"witnesses": 8},
+        {},
+        {"factor": None, "scope": "sequence"},
+        {"witnesses": 8, "ratio": 0.5, "eos_ids": (5, 6), "precision": torch.float64},
+        {"early_stop": False, "precision": torch.float64},
+    ]
+    for length in (32, 256, 300, 512, 1024):
+        for number, chosen in enumerate(switches):
+            make = lambda g=length, s=chosen: draft_case(1, 2, g, **s)  # noqa: E731
+            words = "".join(f" {name}={value}" for name, value in chosen.items())
+            yield Variant(f"G={length} draft{words}", (number, length) in ((0, 256), (2, 1024)), make)
 
 
 def launches(variant: Variant, target: str = "sm_80") -> list[Caught]:

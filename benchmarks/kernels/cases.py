@@ -13,7 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState, Readout, Rules, Slots, VocabStats, new_slots, new_state
+from asrd_kernels import (
+    DecodeState,
+    Readout,
+    Rules,
+    Slots,
+    VocabStats,
+    Witnesses,
+    factor_bounds,
+    new_active_slots,
+    new_slots,
+    new_state,
+)
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
@@ -99,6 +110,41 @@ def head_case(
     compulsory = nbytes(weight) + wanted * (dim * hidden.element_size() + sum(t.element_size() for t in out))
     label = f"N={rows}, V={vocab}, D={dim}{f', t={temperature}' if temperature else ''}"
     return Case("fused_head", label, lambda op: op(hidden, weight, row, position, readout, out), compulsory)
+
+
+def attention_case(
+    rows: int,
+    canvas: int,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    batch: int = 1,
+    heads: int = 2,
+    key_heads: int = 2,
+    excluded: int = 1,
+    padding: int = 0,
+    device: str = "cpu",
+) -> Case:
+    """`leave_one_out_attention` of `rows` rows behind a canvas, the first `padding` positions of which are padding.
+
+    The tensors lie in memory as a model hands them over: [batch, positions, heads, dim], heads and positions swapped.
+    """
+    draw = torch.Generator().manual_seed(0)
+    keys = canvas + rows
+
+    def states(heads: int) -> Tensor:
+        return torch.randn(batch, keys, heads, dim, generator=draw).to(device=device, dtype=dtype).transpose(1, 2)
+
+    query, key, value = states(heads)[:, :, canvas:], states(key_heads), states(key_heads)
+    hidden = torch.randint(0, canvas, (batch, rows, excluded), generator=draw).to(device)
+    visible = torch.arange(keys, device=device).repeat(batch, 1)
+    visible = (visible >= padding) & (visible < canvas)
+    read = 2 * (keys - padding) * key_heads * dim * key.element_size() * batch
+    compulsory = read + 2 * nbytes(query) + nbytes(hidden, visible)
+    label = f"B={batch}, W={rows}, L={canvas}, H={heads}/{key_heads}, D={dim}"
+    return Case(
+        "leave_one_out_attention", label, lambda op: op(query, key, value, hidden, visible, dim**-0.5), compulsory
+    )
 
 
 def _buffers(batch: int, length: int, precision: torch.dtype, device: str) -> VocabStats:
@@ -192,6 +238,48 @@ def reopened_case(device: str = "cpu") -> Case:
     state, stats, rules, slots = a_reopened_block(device)
     run, reset = _resettable(state, stats, rules, slots)
     return Case("commit", "a block reopened", run, None, reset)
+
+
+def draft_case(
+    batch: int,
+    prompt: int,
+    length: int,
+    *,
+    factor: float | None = 2.0,
+    witnesses: int = 0,
+    ratio: float = 1.0,
+    precision: torch.dtype = torch.float32,
+    device: str = "cpu",
+    **settings: Any,
+) -> Case:
+    """`draft_commit` of random statistics to a canvas [batch, prompt + length]; factor None: by threshold."""
+    rules = _rules(settings, length)
+    state = a_state(batch, prompt, length, rules, 1000, None, precision, device=device)
+    draw = torch.Generator().manual_seed(2)
+    buffers = _buffers(batch, length, precision, device)
+    buffers.top1.copy_(torch.randint(3, 1000, buffers.top1.shape, generator=draw))
+    buffers.confidence.copy_(torch.rand(buffers.confidence.shape, generator=draw))
+    stats = VocabStats(*(values[:, :length] for values in buffers))
+    bounds = None if factor is None else factor_bounds(factor, length, state.tokens.device)
+    kept = None
+    if witnesses:
+        pending = torch.where(state.pending, state.positions, length).sort(1).values[:, :witnesses].contiguous()
+        sureness = torch.rand(state.entropy.shape, generator=draw).to(state.entropy)
+        kept = Witnesses(pending, torch.zeros_like(state.last), sureness, 0.9, 3, ratio)
+    else:
+        state.pending.zero_()
+    scores = torch.rand(batch, length, generator=draw).to(state.entropy) if ratio < 1 else None
+    slots = new_active_slots(state, rules, 0, kept)
+    mine = [tensor for holder in (state, slots, kept) if holder is not None
+            for tensor in vars(holder).values() if isinstance(tensor, Tensor)]  # fmt: skip
+    before = [tensor.clone() for tensor in mine]
+
+    def reset() -> None:
+        for tensor, value in zip(mine, before, strict=True):
+            tensor.copy_(value)
+
+    label = f"B={batch}, G={length}, {'threshold' if factor is None else 'factor'}, W={witnesses}"
+    return Case("draft_commit", label, lambda op: op(state, stats, rules, bounds, kept, scores, slots), None, reset)
 
 
 def _rules(settings: dict[str, Any], length: int) -> Rules:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asrd.config import AsrdConfig
-from asrd.decoders import AsrdDecoder
+from asrd.decoders import Decoder, find_decoder
 from asrd.engine import loop
 from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
@@ -67,8 +67,8 @@ class Tally(TorchDispatchMode):
         return counted
 
 
-def a_step() -> tuple[loop.Run, AsrdDecoder]:
-    """A small random model in mid-decode, with the fixed shapes of a GPU run."""
+def a_step(name: str = "asrd") -> tuple[loop.Run, Decoder]:
+    """A small random model in mid-decode by the decoder of that name, with the fixed shapes of a GPU run."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32}
     heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     ids = {"mask_token_id": 63, "eos_token_id": 0, "bos_token_id": None}
@@ -77,26 +77,28 @@ def a_step() -> tuple[loop.Run, AsrdDecoder]:
     make_bidirectional(model)
     adapter = ModelAdapter(model)
     with torch.no_grad():
-        config = AsrdConfig(max_new_tokens=96, impl="torch")
+        config = AsrdConfig(decoder=name, max_new_tokens=96, impl="torch")
+        find_decoder(name).check(config, adapter)
         request = prepare(adapter, config, torch.arange(1, 9).repeat(2, 1), None)
         run = loop.Run.of(adapter, request, loop.select_slots)
-        return run, AsrdDecoder(request, adapter.table.detach())
+        return run, find_decoder(name)(request, adapter.table.detach())
 
 
-def count_step(impl: str) -> tuple[dict[str, int], dict[str, int]]:
+def count_step(impl: str, name: str = "asrd") -> tuple[dict[str, int], dict[str, int]]:
     """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton"."""
     with patch.object(dispatch, "resolve_impl", lambda *_: impl):
-        run, decoder = a_step()
+        run, decoder = a_step(name)
         decoder.slot_indices()  # as the first step has done; with Triton `commit` keeps them up to date from then on
     tally, adapter = Tally(), run.adapter
     run = replace(run, select=tally.within("slots", run.select))
-    buffers = new_stats(decoder.state)
+    buffers = new_stats(decoder.state, decoder.extra_rows)
     with recorded() as caught:
         tally.caught = caught
         with (
             patch.object(dispatch, "resolve_impl", lambda *_: impl),
             patch.object(dispatch, "vocab_stats", tally.within("statistics", dispatch.vocab_stats)),
             patch.object(decoder, "embed", tally.within("embed", decoder.embed)),
+            patch.object(decoder, "attention_layout", tally.within("embed", decoder.attention_layout)),
             patch.object(decoder, "commit", tally.within("commit", decoder.commit)),
             patch.object(decoder, "report", tally.within("report", decoder.report)),
             patch.object(loop, "forward", tally.within("model", loop.forward)),

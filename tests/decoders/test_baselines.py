@@ -301,10 +301,9 @@ def test_schedules_of_dream_are_refused_where_logits_are_not_shifted() -> None:
 
 @pytest.mark.parametrize("decoder", ["wino", "loo"])
 def test_decoders_that_append_rows_say_which_model_they_need(decoder: str) -> None:
-    model = make_llama(1)
-    model.config._attn_implementation = "flash_attention_2"
-    adapter = ModelAdapter.__new__(ModelAdapter)  # its probe cannot run here: there is no flash attention
-    adapter.model, adapter.config = model, model.config
+    adapter = ModelAdapter(make_llama(1))
+    adapter.capabilities.layout = "none"  # as if its attention were not transformers' own
+    adapter.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match=r"attn_implementation='flash_attention_2' cannot do: load .*'sdpa'"):
         DECODERS[decoder].check(AsrdConfig(decoder=decoder), adapter)
     llada = randomise(LLaDAModelLM(LLaDAConfig()), 1)

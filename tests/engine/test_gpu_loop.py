@@ -152,6 +152,7 @@ def run_of(model: Any, name: str, gpu: FakeGpu | None, **settings: Any) -> tuple
     config = AsrdConfig(**{"max_new_tokens": LENGTH, "block_length": 5} | EVERY[name][0] | settings)
     chosen = find_decoder(config.decoder)
     config.block_length = chosen.block_length(config)
+    chosen.check(config, adapter)
     request = prepare(adapter, config, IDS, MASK)
     return replace(Run.of(adapter, request, select_slots), gpu=gpu), chosen(request, adapter.table.detach())
 

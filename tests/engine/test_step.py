@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from asrd.decoders import DECODERS, AsrdDecoder, Decoder
 from asrd.engine.loop import Run, select_slots, select_wanted, step
+from asrd.models.extra_rows import attending
 from asrd_kernels import VocabStats, new_stats
 from tests.engine.test_gpu_loop import EVERY, run_of
 from tests.kernels.test_operations import SETTINGS, a_run
@@ -75,7 +76,8 @@ def test_a_step_of_every_decoder_with_its_report_is_one_graph(name: str) -> None
     compiled = torch.compile(whole_step(*traced), fullgraph=True, backend="aot_eager")
     for _ in range(3):
         by_hand()
-        compiled()
+        with attending(model.config):
+            compiled()
         for part in fields(plain[1].state):
             torch.testing.assert_close(getattr(traced[1].state, part.name), getattr(plain[1].state, part.name))
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from asrd.engine.caches.partial import PartialForward
 from asrd.engine.caches.schedule import Schedule
 from asrd.engine.request import Request
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState
 
 
@@ -30,7 +31,7 @@ class CachedBody:
         size = (request.prompt.shape[0], request.prompt.device)
         block = request.rules.block_length
         self.schedule = Schedule(request.kv_cache, block, request.kv_refresh, adapter.shift, request.length, *size)
-        self.parts = PartialForward(adapter, inputs, attention, positions, length)
+        self.parts = PartialForward(adapter, inputs, attention, positions, length, request.impl)
         self.real = None if request.attention is None else request.attention.bool()
         self.computed = torch.zeros(len(request.prompt), dtype=torch.int64, device=request.prompt.device)
         """[B] positions computed so far, without padding."""
@@ -42,7 +43,7 @@ class CachedBody:
         before the forward. probed: the pending tokens' embeddings are not their own."""
         due = self.due(state, probed)
         if layout is not None:
-            used = torch.ones_like(layout.visible[:, 0, due.shape[1] :]) if layout.used is None else layout.used
+            used = torch.ones_like(layout.shared) if layout.used is None else layout.used
             self.computed += used.sum(1)
             due = torch.cat([due, used], dim=1)
         return self.parts.recompute(embeds, due, layout)

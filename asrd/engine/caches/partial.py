@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from asrd.engine.caches.layer import CanvasCache, copy_lines
-from asrd.models.adapter import AttentionLayout, ModelAdapter
+from asrd.models.adapter import ModelAdapter
+from asrd.models.extra_rows import AttentionLayout
 
 
 class PartialForward:
@@ -30,8 +31,9 @@ class PartialForward:
         attention: Tensor | None,
         positions: Tensor | None,
         length: int,
+        impl: str = "auto",
     ) -> None:
-        self.adapter, self.inputs, self.positions = adapter, inputs, positions
+        self.adapter, self.inputs, self.positions, self.impl = adapter, inputs, positions, impl
         self.key_mask = adapter.key_mask(attention)
         self.length, self.cache = length, CanvasCache(length)
         self.hidden = torch.empty(0)
@@ -45,7 +47,7 @@ class PartialForward:
         batch, copies, room = len(due), len(embeds) // len(due), due.shape[1] - self.length
         if len(self.hidden) == 0 and room:
             self.cache = CanvasCache(self.length, room)
-        counts, behind = torch.stack([due.sum(1), due[:, self.length :].sum(1)]).tolist()
+        counts, behind = torch.stack([due[:, : self.length].sum(1), due[:, self.length :].sum(1)]).tolist()
         for rows, width in share_forwards(counts, self.length):
             if len(rows) == batch:
                 lines, wanted = None, due
@@ -93,25 +95,30 @@ class PartialForward:
         layout: AttentionLayout | None = None,
         extra: int = 0,
     ) -> None:
-        """The positions `due` [R, M] of these lines, in `width` slots each; where fewer are due, some remain unused.
-
-        layout: attention where some of them lie behind the canvas, `extra` of a line at most.
+        """The positions `due` [R, M] of these lines, in `width` slots for the canvas and `extra` for what lies behind
+        it; where fewer are due, some remain unused. layout: attention if there are any of the latter.
         """
-        columns = due.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
-        used = torch.arange(width, device=due.device) < due.sum(1, keepdim=True)
+        canvas = due[:, : self.length]
+        columns = canvas.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+        used = torch.arange(width, device=due.device) < canvas.sum(1, keepdim=True)
         every = torch.arange(len(embeds), device=due.device) if lines is None else lines
-        self.cache.aim(len(embeds), lines, torch.where(used, columns, -1), extra)
-        inputs: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True}
+        mask = None if self.key_mask is None else _of(lines, self.key_mask)
+        if mask is not None and mask.dim() == 4:
+            mask = mask.expand(-1, -1, width, -1)
         if layout is not None:
-            inputs |= self._laid_out(layout, every % len(layout.visible), columns, extra)
+            behind = torch.arange(self.length, self.length + extra, device=due.device).expand(len(due), -1)
+            columns = torch.cat([columns, behind], dim=1)
+            used = torch.cat([used, due[:, self.length : self.length + extra]], dim=1)
+            here = layout.of(every % len(layout.real), extra)
+            inputs = self.adapter.layout_inputs(here, width, mask, self.impl)
+            inputs["position_ids"] = here.positions.gather(1, columns)
         else:
+            inputs = {} if mask is None else {"attention_mask": mask}
             inputs["position_ids"] = columns if self.positions is None else self.positions[every[:, None], columns]
-            if self.key_mask is not None:
-                mask = _of(lines, self.key_mask)
-                inputs["attention_mask"] = mask if mask.dim() == 2 else mask.expand(-1, -1, width, -1)
+        self.cache.aim(len(embeds), lines, torch.where(used, columns, -1), extra)
+        inputs |= {"past_key_values": self.cache, "use_cache": True}
         fresh = self.adapter.body(embeds[every[:, None], columns], inputs)
-        here = (every[:, None].to(fresh.device), columns.to(fresh.device))
-        self._buffer(embeds, fresh)[here] = fresh
+        self._buffer(embeds, fresh)[every[:, None].to(fresh.device), columns.to(fresh.device)] = fresh
 
     def _buffer(self, embeds: Tensor, fresh: Tensor) -> Tensor:
         """`hidden`, allocated when it is first needed."""
@@ -119,20 +126,12 @@ class PartialForward:
             self.hidden = fresh.new_zeros(*embeds.shape[:2], fresh.shape[2])
         return self.hidden
 
-    def _laid_out(self, layout: AttentionLayout, rows: Tensor, columns: Tensor, extra: int) -> dict[str, Tensor]:
-        """Attention mask and position ids of the columns [R, W] of these rows [R], as the layout has them."""
-        visible = layout.visible[rows[:, None], columns][:, :, : self.length + extra]
-        return {
-            "attention_mask": self.adapter.layout_mask(visible),
-            "position_ids": layout.positions[rows[:, None], columns],
-        }
-
 
 def share_forwards(counts: list[int], length: int) -> list[tuple[list[int], int]]:
-    """Rows that share a forward, and its width, given how many positions of each row are due.
+    """Rows that share a forward, and its width, given how many canvas positions of each row are due.
 
-    Whole canvases, rows behind them included, go with whole canvases. Slices share a forward as long as at least two
-    thirds of every row's slots are used; rows with nothing due are left out.
+    Whole canvases go with whole canvases. Slices share a forward as long as at least two thirds of every row's slots
+    are used; rows with nothing due are left out.
     """
     groups: list[tuple[list[int], int]] = []
     for row in sorted((row for row, count in enumerate(counts) if count), key=lambda row: -counts[row]):
@@ -144,7 +143,7 @@ def share_forwards(counts: list[int], length: int) -> list[tuple[list[int], int]
 
 
 def _may_share(count: int, width: int, length: int) -> bool:
-    return count == width or ((count < length) == (width < length) and width != length and 3 * count >= 2 * width)
+    return count == width or (width < length and 3 * count >= 2 * width)
 
 
 def _of(lines: Tensor | None, values: Tensor) -> Tensor:

@@ -20,6 +20,15 @@ def test_a_step_by_triton_is_four_launches_and_no_host_read() -> None:
     assert reads == {}
 
 
+@pytest.mark.parametrize("name", ["threshold", "factor", "loo"])
+def test_decoders_that_only_draft_or_edit_commit_in_one_launch(name: str) -> None:
+    launches, reads = count_step("triton", name)
+    assert (launches["commit"], launches["slots"], launches["report"], launches["other"]) == (1, 0, 0, 0)
+    assert reads == {}
+    eager, _ = count_step("torch", name)
+    assert eager["commit"] > 10
+
+
 def test_the_eager_step_is_counted_beside_it() -> None:
     launches, reads = count_step("torch")
     assert all(launches[part] > 10 * OURS[part] for part in OURS)

@@ -17,9 +17,9 @@ import torch
 
 import asrd
 from asrd.engine import loop
-from asrd_kernels import DecodeState
+from asrd_kernels import DecodeState, leave_one_out_triton
 from tests.semantics.test_semantics import draw_settings, draw_table_model, keywords
-from tests.support.table_models import TableModel, make_llama
+from tests.support.table_models import TableModel, make_llama, make_qwen2
 
 ALL, CHUNK = 216, 36
 DEFAULT = range(132, 144)  # in which everything wanted happens
@@ -32,6 +32,11 @@ OTHERS: list[dict[str, Any]] = [
     {"decoder": "factor", "factor": 2.0, "threshold": 0.7},
     {"decoder": "wino", "threshold_back": 0.5},
     {"decoder": "saber", "saber_n": 1},
+    {"decoder": "threshold", "kv_cache": "dual"},
+    {"decoder": "factor", "factor": 1.0, "threshold": 0.7, "scope": "sequence", "cfg_scale": 0.5},
+    {"decoder": "loo", "threshold": 0.7, "witnesses": 2},
+    {"decoder": "loo", "threshold": 0.7, "factor": 3.0, "ratio": 0.5, "kv_cache": "dual"},
+    {"decoder": "loo", "threshold": 0.7, "factor": 4.0, "cfg_scale": 0.5, "max_edits": 1},
     {"decoder": "asrd", "kv_cache": "dual"},
     {"decoder": "random-revocation", "kv_cache": "prefix", "kv_refresh": 2},
     {"decoder": "asrd", "cfg_scale": 0.5, "scope": "sequence"},
@@ -125,6 +130,34 @@ def test_other_decoders_and_caches_decide_alike(settings: dict[str, Any], monkey
     assert len(wanted) == len(found) > 2
     for ours, theirs in zip(found, wanted, strict=True):
         assert differences(ours, theirs) == []
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("settings", [{"decoder": "wino", "threshold": 0.4}, {"decoder": "loo", "factor": 3.0}])
+@pytest.mark.parametrize("kv_cache", [None, "dual"])
+def test_rows_behind_the_canvas_by_our_attention_kernel_decide_alike(
+    settings: dict[str, Any], shifted: bool, kv_cache: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, which the attention kernel takes."""
+    launched: list[str] = []
+    kernel = leave_one_out_triton.leave_one_out_attention_triton
+    monkeypatch.setattr(
+        leave_one_out_triton,
+        "leave_one_out_attention_triton",
+        lambda *args: (launched.append("attention"), kernel(*args))[1],
+    )
+    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
+    model = (make_qwen2 if shifted else make_llama)(seed=1).float()
+    model.config.logits_shift = shifted
+    ids = torch.tensor([[0, 0, 2, 3], [5, 4, 3, 2], [0, 7, 6, 5]])
+    call = {"input_ids": ids, "attention_mask": (ids > 0).long(), "max_new_tokens": 13, "block_length": 5}
+    call |= {"early_stop": False, "kv_cache": kv_cache} | settings
+    wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    assert launched
+    assert len(wanted) == len(found) > 2
+    assert int((wanted[-1].revoked + wanted[-1].edited).sum()) > 0
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert differences(ours, theirs, relative=1e-5) == []
 
 
 def test_a_decode_by_the_fused_head_is_its_twins_step_by_step() -> None:

@@ -9,17 +9,33 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels.cases import DTYPES, Case, commit_case, embed_case, head_case, stats_case
+from benchmarks.kernels.cases import (
+    DTYPES,
+    Case,
+    attention_case,
+    commit_case,
+    draft_case,
+    embed_case,
+    head_case,
+    stats_case,
+)
 from benchmarks.kernels.guard import KernelGuard, MemoryFault
 from benchmarks.kernels.launchers import LAUNCHERS
 
-LAUNCHES = {"anchor_embed": 1, "vocab_stats": 2, "commit": 1, "fused_head": 2}
+LAUNCHES = {
+    "anchor_embed": 1,
+    "vocab_stats": 2,
+    "commit": 1,
+    "draft_commit": 1,
+    "fused_head": 2,
+    "leave_one_out_attention": 2,
+}
 
 
 def check(case: Case) -> None:
     with KernelGuard() as guard:
         case.run(LAUNCHERS[case.operation])
-    assert len(guard.launches) == LAUNCHES[case.operation]
+    assert len(guard.launches) == LAUNCHES.get(case.operation, 1)
     assert all(launch.stores.bytes for launch in guard.launches)
 
 
@@ -55,6 +71,19 @@ HEAD: list[dict[str, Any]] = [
     {"rows": 33, "vocab": 129, "dim": 100, "dtype": "bf16", "temperature": 0.7},
     {"rows": 65, "vocab": 1000, "dim": 64, "dtype": "fp16", "unwanted": 3},
 ]
+DRAFT: list[dict[str, Any]] = [
+    {"batch": 1, "prompt": 1, "length": 1},
+    {"batch": 3, "prompt": 4, "length": 40, "factor": None, "threshold": 0.9, "scope": "sequence"},
+    {"batch": 2, "prompt": 7, "length": 300, "witnesses": 8, "ratio": 0.5, "eos_ids": (5, 6)},
+    {"batch": 2, "prompt": 2, "length": 33, "witnesses": 40, "block_length": 20, "early_stop": False},
+    {"batch": 2, "prompt": 2, "length": 1030, "block_length": 600, "factor": 500.0},
+]
+ATTENTION: list[dict[str, Any]] = [
+    {"rows": 1, "canvas": 1, "dim": 16, "dtype": "fp32"},
+    {"rows": 3, "canvas": 130, "dim": 100, "dtype": "bf16", "batch": 2, "heads": 4, "excluded": 2},
+    {"rows": 33, "canvas": 127, "dim": 64, "dtype": "fp16", "padding": 50},
+    {"rows": 8, "canvas": 300, "dim": 40, "dtype": "fp32", "heads": 7, "key_heads": 1, "excluded": 0},
+]
 
 
 def named(settings: dict[str, Any]) -> str:
@@ -85,6 +114,22 @@ def test_the_fused_head_stays_in_its_memory(settings: dict[str, Any]) -> None:
     check(head_case(**with_dtype(settings)))
 
 
+@pytest.mark.parametrize("settings", DRAFT, ids=named)
+def test_draft_commit_stays_in_its_memory(settings: dict[str, Any]) -> None:
+    check(draft_case(**settings))
+
+
+@pytest.mark.parametrize("settings", ATTENTION, ids=named)
+def test_leave_one_out_attention_stays_in_its_memory(settings: dict[str, Any]) -> None:
+    check(attention_case(**with_dtype(settings)))
+
+
+def test_padding_is_not_read() -> None:
+    with KernelGuard() as guard:
+        attention_case(2, 50, 16, torch.float32, padding=30).run(LAUNCHERS["leave_one_out_attention"])
+    assert guard.launches[0].by_argument()["p_key"][0].bytes == 2 * (50 - 30 + 2) * 16 * 4
+
+
 def test_rows_that_are_not_wanted_are_not_read() -> None:
     with KernelGuard() as guard:
         stats_case(4, 5000, torch.float32, unwanted=3).run(LAUNCHERS["vocab_stats"])
@@ -112,9 +157,33 @@ def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
     LAUNCHERS["commit"](state, stats, rules, replace(slots, position=slots.position[:1]))
 
 
+def witnesses_of_fewer_rows(
+    state: Any, stats: Any, rules: Any, bounds: Any, witnesses: Any, scores: Any, slots: Any
+) -> None:
+    fewer = replace(witnesses, checked=witnesses.checked[:1])
+    LAUNCHERS["draft_commit"](state, stats, rules, bounds, fewer, scores, slots)
+
+
+def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, visible: Any, scale: float) -> None:
+    from asrd_kernels.leave_one_out_triton import span_kernel  # past the launcher, which takes its sizes from the keys
+
+    room = torch.empty(1, 2, 2, 1, 64)
+    span_kernel[(2, 1, 1)](
+        query, key[:, :, :-1], value, excluded, visible, room, room, room,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], scale, 2, 1, 2, 22, 20, 64, 1,
+        EXCLUDED=1, WIDEN=False, ROWS=16, KEYS=32, SPAN=128, DIMS=64,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("make", "planted", "complaint"),
     [
+        (
+            lambda: draft_case(2, 3, 40, witnesses=4),
+            witnesses_of_fewer_rows,
+            "draft_commit_kernel: program 1 loads outside p_checked",
+        ),
+        (lambda: attention_case(2, 20, 64, torch.float32), keys_of_fewer_positions, "loads outside p_key"),
         (
             lambda: stats_case(2, 64, torch.float32),
             position_past_the_room,

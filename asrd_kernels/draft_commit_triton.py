@@ -1,0 +1,267 @@
+"""`draft_commit` as one Triton launch, one program a row: the decisions of `draft_commit_torch`, in place.
+
+(1) Which masks are drafted takes the active block's order of confidence: a mask's rank is counted, pair by pair, and
+what is to be drafted becomes a cut: everything more confident than one mask, and that mask. (2) The row is read tile by
+tile, so any length fits: decide and write. (3) End the text, or narrow the guided masks to the next active block. (4)
+Choose the positions to be checked, one after the other, each the least sure behind the one before. (5) Fill the slots.
+Done rows, which are fixed points, are left alone, and so is what lies behind a row's own length. Numbers are compared
+and counted, never computed with (but for `ratio`, one product).
+
+Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile.
+"""
+
+# No `from __future__ import annotations` here: Triton reads the annotations of a kernel's arguments.
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asrd_kernels.commit_triton import _count, _is_any, launch_config
+from asrd_kernels.compiler_triton import at_most
+from asrd_kernels.draft_commit import Witnesses
+from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
+
+_OTHERS = tl.constexpr(8)  # masks that a mask is compared with at once
+
+
+@triton.jit
+def _masks(p_guided, p_confidence, o_, m_):
+    """Which of the positions are masks, and their confidence."""
+    b_masks = tl.load(p_guided + o_, mask=m_, other=0).to(tl.int1)
+    return b_masks, tl.load(p_confidence + o_, mask=m_, other=-1.0)
+
+
+@triton.jit
+def _ranked(p_guided, p_confidence, o_, begin, end):
+    """Masks of a tile of the active block, their confidence, and their rank in it: 0 is the most confident, of equals
+    the lower position."""
+    b_masks, b_confidence = _masks(p_guided, p_confidence, o_, o_ < end)
+    b_rank = tl.zeros(o_.shape, tl.int32)
+    for first in range(begin, end, _OTHERS):
+        o_other = first + tl.arange(0, _OTHERS)
+        b_other, b_against = _masks(p_guided, p_confidence, o_other, o_other < end)
+        b_more = b_against[None, :] > b_confidence[:, None]
+        b_more |= (b_against[None, :] == b_confidence[:, None]) & (o_other[None, :] < o_[:, None])
+        b_rank += tl.sum((b_more & b_other[None, :]).to(tl.int32), 1)
+    return b_masks, b_confidence, b_rank
+
+
+@triton.jit
+def _cut_by_factor(p_guided, p_confidence, p_bounds, begin, end, TILE: tl.constexpr):
+    """The last mask to be drafted by the factor rule: its confidence and position. Without masks, none is."""
+    total, number = 0, end
+    for start in range(begin, end, TILE):
+        o_ = start + tl.arange(0, TILE)
+        b_masks, b_confidence, b_rank = _ranked(p_guided, p_confidence, o_, begin, end)
+        b_bound = tl.load(p_bounds + b_rank, mask=b_masks, other=0.0)
+        b_short = b_masks & (b_confidence.to(tl.float64) < b_bound)
+        total += _count(b_masks)
+        number = tl.minimum(number, tl.min(tl.where(b_short, b_rank, end), 0))
+    number = tl.where(number >= total - 1, total, number)  # none falls short, or only the last
+    cut = tl.full([], float("inf"), p_confidence.dtype.element_ty)
+    last = -1
+    for start in range(begin, end, TILE):
+        o_ = start + tl.arange(0, TILE)
+        b_masks, b_confidence, b_rank = _ranked(p_guided, p_confidence, o_, begin, end)
+        b_last = b_masks & (b_rank == number - 1)
+        cut = tl.minimum(cut, tl.min(tl.where(b_last, b_confidence, float("inf")), 0))
+        last = tl.maximum(last, tl.max(tl.where(b_last, o_, -1), 0))
+    return cut, last
+
+
+@triton.jit
+def _cut_by_threshold(p_guided, p_confidence, threshold, begin, end, TILE: tl.constexpr):
+    """The same by the threshold rule: everything from the threshold on, or else the most confident mask."""
+    best, last = tl.full([], -1.0, p_confidence.dtype.element_ty), -1
+    for start in range(begin, end, TILE):
+        o_ = start + tl.arange(0, TILE)
+        b_masks, b_confidence = _masks(p_guided, p_confidence, o_, o_ < end)
+        top, at = tl.max(tl.where(b_masks, b_confidence, -1.0), 0, return_indices=True)
+        last = tl.where(top > best, start + at, last)
+        best = tl.maximum(top, best)
+    return tl.minimum(best, threshold), tl.where(best >= threshold, end, last)
+
+
+@triton.jit
+def _checked(p_checked, o_, witnesses):
+    """Which of the positions have a witness."""
+    b_found = o_ < 0
+    for i in range(witnesses):
+        b_found |= o_ == tl.load(p_checked + i).to(tl.int32)
+    return b_found
+
+
+@triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "max_edits", "witnesses"])
+def draft_commit_kernel(
+    p_tokens, p_lengths, p_pending, p_guided, p_active, p_step, p_counts, p_done, p_report,
+    p_top1, p_confidence, p_bad, p_bounds, p_checked, p_edits, p_sureness, p_token_prob,
+    p_slots, p_source, p_first,
+    s_tokens, s_top1, s_confidence, s_bad, s_token_prob, rows, room, block_length, mask_id, pad_id,
+    threshold: tl.float64, threshold_back: tl.float64, ratio: tl.float64, max_edits, witnesses,
+    SCOPED: tl.constexpr, FACTOR: tl.constexpr, EDIT: tl.constexpr, SCORED: tl.constexpr,
+    EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, PICK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One row. s_ are the strides between rows; tensors of the state without one are contiguous [rows, room]."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(p_done + row):
+        return
+    p_tokens += row * s_tokens
+    p_top1 += row * s_top1
+    p_confidence += row * s_confidence
+    p_bad += row * s_bad
+    p_pending += row * room
+    p_guided += row * room
+    if EDIT:
+        p_checked += row * witnesses
+        p_edits += row * room
+        p_sureness += row * room
+        p_token_prob += row * s_token_prob
+    dtype = p_confidence.dtype.element_ty
+    length = tl.load(p_lengths + row).to(tl.int32)
+    active = tl.load(p_active + row).to(tl.int32)
+    begin = active * block_length
+    end = tl.minimum(begin + block_length, length)
+
+    # What is drafted: the masks of the active block down to the cut
+    if FACTOR:
+        cut, last = _cut_by_factor(p_guided, p_confidence, p_bounds, begin, end, TILE)
+    else:
+        bound = tl.full([], threshold, dtype)
+        cut, last = _cut_by_threshold(p_guided, p_confidence, bound, begin, end, TILE)
+    masks, drafts, unreadable = 0, 0, 0
+    for start in range(0, length, TILE):
+        o_ = start + tl.arange(0, TILE)
+        m_ = o_ < length
+        b_guided, b_confidence = _masks(p_guided, p_confidence, o_, m_)
+        b_guided &= (o_ >= begin) & (o_ < end)
+        drafts += _count(b_guided & ((b_confidence > cut) | ((b_confidence == cut) & (o_ <= last))))
+        masks += _count(tl.load(p_tokens + o_, mask=m_, other=-1).to(tl.int32) == mask_id)
+        unreadable += _count(tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1))
+    open_ended = masks > drafts
+
+    # Decide and write; `guided` holds all masks for the moment
+    first_open, first_mask, first_end, edits = length, length, length, 0
+    for start in range(0, length, TILE):
+        o_ = start + tl.arange(0, TILE)
+        m_ = o_ < length
+        b_tokens = tl.load(p_tokens + o_, mask=m_, other=-1).to(tl.int32)
+        b_top1 = tl.load(p_top1 + o_, mask=m_, other=-1).to(tl.int32)
+        b_guided, b_confidence = _masks(p_guided, p_confidence, o_, m_)
+        b_guided &= (o_ >= begin) & (o_ < end)
+        b_drafted = b_guided & ((b_confidence > cut) | ((b_confidence == cut) & (o_ <= last)))
+        b_masked = (b_tokens == mask_id) & ~b_drafted
+        b_pending = o_ < 0
+        b_written = b_drafted
+        if EDIT:
+            b_before = tl.load(p_pending + o_, mask=m_, other=0).to(tl.int1)
+            b_number = tl.load(p_edits + o_, mask=m_, other=0).to(tl.int32)
+            b_check = _checked(p_checked, o_, witnesses)
+            b_edited = m_ & b_check & (b_top1 != b_tokens) & (b_number < max_edits)
+            if SCORED:
+                b_prob = tl.load(p_token_prob + o_, mask=m_, other=0.0)
+                b_edited &= b_prob < b_confidence * tl.full([], ratio, dtype)
+            b_doubtful = b_drafted & (b_confidence < tl.full([], threshold_back, dtype))
+            b_pending = (b_doubtful | b_edited | (b_before & ~b_check)) & ~b_masked & open_ended
+            b_written = b_drafted | b_edited
+            edits += _count(b_edited)
+        tl.debug_barrier()  # every warp has read the tile (and the row's numbers)
+        b_tokens = tl.where(b_written, b_top1, b_tokens)
+        tl.store(p_tokens + o_, b_tokens, mask=m_ & b_written)
+        tl.store(p_guided + o_, b_masked, mask=m_)
+        if EDIT:
+            tl.store(p_pending + o_, b_pending, mask=m_)
+            tl.store(p_edits + o_, b_number + 1, mask=m_ & b_edited)
+            tl.store(p_sureness + o_, b_confidence, mask=m_ & b_written)
+        first_open = tl.minimum(first_open, tl.min(tl.where(b_masked | b_pending, o_, length), 0))
+        first_mask = tl.minimum(first_mask, tl.min(tl.where(b_masked, o_, length), 0))
+        if EARLY_STOP:
+            first_end = tl.minimum(first_end, tl.min(tl.where(_is_any(b_tokens, EOS_IDS), o_, length), 0))
+    ended = first_end < first_open
+    live = (first_open < length) & ~ended
+    next_active = tl.where(live & (first_mask < length), first_mask // block_length, active)
+    step = tl.load(p_step + row).to(tl.int32) + 1
+    drafts += tl.load(p_counts + row).to(tl.int32)
+    edits += tl.load(p_counts + 3 * rows + row).to(tl.int32)
+    tl.debug_barrier()  # every warp has written its part, and read the counts and what was checked
+
+    # The text ends here, or the masks of the next active block are guided
+    for start in range(0, length, TILE):
+        o_ = start + tl.arange(0, TILE)
+        m_ = o_ < length
+        tl.store(p_tokens + o_, tl.full([TILE], 0, tl.int32) + pad_id, mask=m_ & ended & (o_ > first_end))
+        b_out = ~live
+        if SCOPED:
+            b_out = b_out | (o_ >= (next_active + 1) * block_length)  # no mask is left of the active block
+        tl.store(p_guided + o_, tl.zeros([TILE], tl.int1), mask=m_ & b_out)
+        if EDIT:
+            tl.store(p_pending + o_, tl.zeros([TILE], tl.int1), mask=m_ & ~live)
+    if EDIT or PICK:
+        tl.debug_barrier()  # every warp has written `pending`, `guided` and `sureness`
+    if EDIT:
+        sure, here = tl.full([], -1.0, dtype), -1
+        for i in range(witnesses):  # the least sure behind the one before
+            least, place = tl.full([], float("inf"), dtype), room
+            for start in range(0, length, TILE):
+                o_ = start + tl.arange(0, TILE)
+                b_rest = tl.load(p_pending + o_, mask=o_ < length, other=0).to(tl.int1)
+                b_sure = tl.load(p_sureness + o_, mask=b_rest, other=0.0)
+                b_rest &= (b_sure > sure) | ((b_sure == sure) & (o_ > here))
+                low, at = tl.min(tl.where(b_rest, b_sure, float("inf")), 0, return_indices=True)
+                place = tl.where(low < least, start + at, place)
+                least = tl.minimum(low, least)
+            sure, here = least, place
+            tl.store(p_checked + i, place)
+            if PICK:
+                tl.store(p_slots + row * (block_length + witnesses) + block_length + i, place)
+    if PICK:
+        first, width = tl.load(p_first + row), block_length + witnesses
+        for start in range(0, block_length, TILE):
+            o_slot = start + tl.arange(0, TILE)
+            o_ = o_slot + next_active * block_length
+            b_wanted = tl.load(p_guided + o_, mask=(o_slot < block_length) & (o_ < length), other=0).to(tl.int1)
+            b_position = tl.where(b_wanted, o_, room)
+            tl.store(p_slots + row * width + o_slot, b_position, mask=o_slot < block_length)
+            b_source = first + tl.minimum(b_position, room - 1)
+            tl.store(p_source + row * width + o_slot, b_source, mask=o_slot < block_length)
+    tl.store(p_step + row, step)
+    tl.store(p_active + row, next_active)
+    tl.store(p_done + row, ~live)
+    tl.store(p_report + row, 4 * step + tl.where(unreadable > 0, 2, 0) + tl.where(live, 0, 1))
+    tl.store(p_counts + row, drafts)
+    if EDIT:
+        tl.store(p_counts + 3 * rows + row, edits)
+
+
+def draft_commit_triton(
+    state: DecodeState,
+    stats: VocabStats,
+    rules: Rules,
+    bounds: Tensor | None = None,
+    witnesses: Witnesses | None = None,
+    token_prob: Tensor | None = None,
+    slots: Slots | None = None,
+) -> None:
+    """As `draft_commit_torch`; slots are contiguous, and so is what the witnesses keep."""
+    rows, length = state.pending.shape
+    top1, confidence, _, bad = stats
+    none = state.step
+    kept = (none, none, none) if witnesses is None else (witnesses.checked, witnesses.edits, witnesses.sureness)
+    obeyed = (0.0, 1.0, 0) if witnesses is None else (witnesses.threshold_back, witnesses.ratio, witnesses.max_edits)
+    scores = confidence if token_prob is None else token_prob
+    draft_commit_kernel[(rows,)](
+        state.generated, state.lengths, state.pending, state.guided, state.active, state.step, state.counts,
+        state.done, state.report, top1, confidence, bad, none if bounds is None else bounds, *kept, scores,
+        *((none, none, none) if slots is None else (slots.position, slots.source, slots.first)),
+        state.tokens.stride(0), top1.stride(0), confidence.stride(0), bad.stride(0), scores.stride(0),
+        rows, length, rules.block_length, rules.mask_id, rules.pad_id,
+        rules.threshold, *obeyed, 0 if witnesses is None else witnesses.checked.shape[1],
+        SCOPED=rules.scope == "block",
+        FACTOR=bounds is not None,
+        EDIT=witnesses is not None,
+        SCORED=token_prob is not None,
+        EARLY_STOP=rules.early_stop and bool(rules.eos_ids),
+        EOS_IDS=rules.eos_ids,
+        PICK=slots is not None,
+        enable_fp_fusion=False,
+        **launch_config(length),
+        **at_most(128),
+    )  # fmt: skip
