@@ -401,9 +401,10 @@ def events(case: Case, result: Any, schedule: SlowSchedule) -> Iterator[str]:
         if len(due) == total:
             continue
         yield "slice"
-        before = first_mask(case, result.canvases[number - 1])
-        if case.decoder == "loo" and min(due) + case.settings.block_length < before:
-            yield "edited block"
+        if case.decoder == "loo":
+            before = first_mask(case, result.canvases[number - 1])
+            if min(due) + case.settings.block_length < before:
+                yield "edited block"
         if case.decoder != "asrd":
             continue
         active, last = (result.records[n].active_block for n in (number, number - 1))
