@@ -132,7 +132,7 @@ def test_requests_with_other_settings_run_beside_the_rest() -> None:
         ([2], {"treshold": 0.5}, "no setting 'treshold'"),
         ([2], {"decoder": "magic"}, "decoder='magic' is unknown"),
         ([2], {"decoder": "standard", "steps": 2}, "steps=2 is less than the number of blocks, 3"),
-        ([2], {"decoder": "wino", "kv_cache": "dual"}, "kv_cache='dual' cannot be used with decoder='wino'"),
+        ([2], {"decoder": "saber", "kv_cache": "dual"}, "kv_cache='dual' cannot be used with decoder='saber'"),
         ([2], {"lm_head": "fused"}, "lm_head='fused' cannot be used"),
     ],
 )
