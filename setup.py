@@ -1,20 +1,39 @@
 """Metadata of the distribution `asrd`. Nothing is probed here."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-LINUX = "platform_system == 'Linux'"
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+?)"', (HERE / "asrd" / "__init__.py").read_text(encoding="utf-8"), re.M)
+assert VERSION is not None
 VIZ = ["pandas>=2.2"]
 TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
-TEST += ["setuptools>=77", *VIZ]
+TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ]
 
 setup(
     name="asrd",
-    version="0.1.0",
+    version=VERSION[1],
     description="Anchor-supervised revocable decoding for diffusion LLMs: training-free, drop-in, batched",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="The asrd developers",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["diffusion language models", "parallel decoding", "revocable decoding", "LLaDA", "Dream", "transformers"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Intended Audience :: Developers",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Text Processing :: Linguistic",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=find_packages(include=["asrd", "asrd.*", "asrd_kernels", "asrd_kernels.*"]),
     package_data={
@@ -29,7 +48,6 @@ setup(
         "matplotlib>=3.9",
         "tqdm>=4.66",
         "rich>=14",
-        f"triton>=3.7; {LINUX}",
     ],
     extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "test": TEST},
     entry_points={"console_scripts": ["asrd=asrd.cli:main"]},

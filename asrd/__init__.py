@@ -1,7 +1,9 @@
 """asrd: anchor-supervised revocable decoding for diffusion LLMs.
 
 generate.py  `fast_generate`: decode with any diffusion LLM
-config.py    `AsrdConfig`: every setting with its default and range
+arguments.py what a call may be given, resolved to one config; what transformers injects
+many.py      `Engine`, `generate_many`: many requests in one running batch
+config.py    `AsrdConfig`: the settings; settings.py has each one's default, range and meaning
 output.py    `AsrdOutput`: text and counters
 models/      `load`, and the adapter through which every model is called
 engine/      the loop, requests, KV caches, CUDA graphs, observers
@@ -10,13 +12,62 @@ trace/       every step of a decode, to be replayed; viewer/ makes the page that
 lab/         what studies decoders: the packaged task and models, compare, diagnose
 cli/         the command `asrd`
 
-Layers import downwards only: asrd_kernels < config, output < models < engine < decoders < trace, viewer < generate <
-lab < cli (tests/interface/test_layers.py).
+`import asrd` imports nothing heavy; each name is loaded when it is first used.
+Layers import downwards only: asrd_kernels < settings < config, output < models < engine < decoders < trace <
+viewer, generate < many < lab < cli (tests/interface/test_layers.py).
 """
 
-from asrd.config import AsrdConfig
-from asrd.generate import fast_generate
-from asrd.models import load
-from asrd.output import AsrdOutput
+from __future__ import annotations
 
-__all__ = ["AsrdConfig", "AsrdOutput", "fast_generate", "load"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asrd import decoders, trace
+    from asrd.config import AsrdConfig
+    from asrd.generate import fast_generate
+    from asrd.many import Engine, Result, generate_many
+    from asrd.models import load
+    from asrd.output import AsrdOutput
+
+__all__ = [
+    "AsrdConfig",
+    "AsrdOutput",
+    "Engine",
+    "Result",
+    "__version__",
+    "decoders",
+    "fast_generate",
+    "generate_many",
+    "load",
+    "trace",
+]
+
+_HOMES = {
+    "AsrdConfig": "asrd.config",
+    "AsrdOutput": "asrd.output",
+    "Engine": "asrd.many",
+    "Result": "asrd.many",
+    "fast_generate": "asrd.generate",
+    "generate_many": "asrd.many",
+    "load": "asrd.models",
+}
+_MODULES = (
+    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "settings",
+    "trace", "viewer",
+)  # fmt: skip
+__version__ = "0.1.0"  # setup.py reads it here
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"asrd.{name}")
+    raise AttributeError(f"module 'asrd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,7 +20,7 @@ class AsrdOutput(ModelOutput):
     revoked             [B] int64, tokens revoked
     anchors             [B] int64, promotions to the anchor cache
     edited              [B] int64, tokens replaced by others in place (decoder="loo")
-    computed            [B] int64, positions that the row's forward passes computed, appended ones included (padding not)
+    computed            [B] int64, positions computed in the row's forward passes, appended ones included, no padding
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     trace               what was recorded, when it was asked for
 

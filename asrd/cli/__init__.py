@@ -2,6 +2,7 @@
 
 demo, generate, trace, compare, diagnose  one module per subcommand, each with `add(subparsers)`
 settings                                  options that several commands share
+requests                                  a file of prompts and the file of its results
 display                                   a canvas in the terminal
 """
 

@@ -6,20 +6,21 @@ import argparse
 import hashlib
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import rich.table
 import torch
-from rich.console import Console
 
 from asrd.cli.settings import add_model, limit_threads, load_model, parse_setting, parse_value
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
 from asrd.lab.compare import RunSpec, check_runs, measure, summarise
-from asrd.lab.compare.plots import draw
+from asrd.lab.compare.frontier import save_problems
+from asrd.lab.compare.plots import draw, draw_frontier
 from asrd.lab.compare.presets import PRESETS, Part, Table
-from asrd.lab.compare.report import COLUMNS, Summary, at_equal_forwards, cells, save, save_overview
+from asrd.lab.compare.report import COLUMNS, LEGEND, Summary, at_equal_forwards, cells, read_csv, save, save_overview
+from asrd.lab.tables import console, print_table
 from asrd.lab.tiny.task import LEVELS, held_out
 
 THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
@@ -45,13 +46,24 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
     command.add_argument("--batch-size", type=int, default=32)
-    command.add_argument("--out", type=Path, default=Path("asrd-compare"), help="folder (default: asrd-compare)")
+    command.add_argument(
+        "--from", dest="source", type=Path, action="append", default=[], metavar="FILE",
+        help="plot accuracy against forward passes from a results.csv instead of decoding; may be repeated, one panel"
+        " per model",
+    )  # fmt: skip
+    command.add_argument(
+        "--out", type=Path, help="folder (default: asrd-compare); with --from the PNG file (default: results.png)"
+    )
     add_model(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Plan, measure, show, save."""
+    """Plan, measure, show, save; or plot earlier results."""
+    if arguments.source:
+        plot(arguments.source, arguments.out or Path("results.png"))
+        return
+    arguments.out = arguments.out or Path("asrd-compare")
     for name in ("n", "seeds", "batch_size"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
@@ -74,16 +86,40 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"\nstopped; the same command resumes from {arguments.out / 'records'}", file=sys.stderr)
             raise
         summaries = summarise(runs, records)
-        where = f"{arguments.model}, {arguments.level}, {arguments.n} problems"
+        where = f"{arguments.model}, {arguments.n} {arguments.level} problems"
         save(summaries, folder, about, table.title)
-        draw(summaries, folder / "results.png", f"{table.title}\n{where}" if table.title else where, table.axes)
+        save_problems(runs, records, folder / "problems.csv")
+        draw(summaries, folder / "results.png", f"{table.title or title_of(table)}\n{where}", table.axes)
         made.append((table.name, table.title, summaries))
         show(summaries, table.title)
-        print(f"results.csv, results.json, results.md and results.png are in {folder}\n")
+        print(f"problems.csv, results.csv, results.json, results.md and results.png are in {folder}\n")
         if arguments.preset:
             save_overview(arguments.out, about["command"], made)
     if arguments.preset:
         print(f"all tables and plots on one page: {arguments.out / 'results.md'}")
+
+
+def title_of(table: Table) -> str:
+    """The title of a plot without one of its own."""
+    return (
+        "Accuracy against forward passes" if table.axes is None else f"Accuracy and forward passes by {table.axes[0]}"
+    )
+
+
+def plot(files: Sequence[Path], out: Path) -> None:
+    """Accuracy against forward passes of results.csv files, one panel per model."""
+    if out.suffix != ".png":
+        raise ValueError(f"--out {out}: with --from, expected a file that ends in .png")
+    by_model: dict[str, list[Summary]] = {}
+    for file in files:
+        for model, summaries in read_csv(file).items():
+            by_model.setdefault(model, []).extend(summaries)
+    counts = {s.n for summaries in by_model.values() for s in summaries}
+    problems = f", {counts.pop()} problems" if len(counts) == 1 else ""
+    for model, summaries in by_model.items():
+        show(summaries, model)
+    written = draw_frontier(by_model, out, f"Accuracy against forward passes{problems}")
+    print(f"written: {', '.join(map(str, written))}")
 
 
 def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
@@ -124,18 +160,23 @@ def parse_sweep(item: str) -> tuple[str, list[Any]]:
 
 def show(summaries: list[Summary], title: str) -> None:
     """Print the tables."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    table = rich.table.Table("decoder", *(heading for heading, _, _ in COLUMNS), title=title or None)
-    for summary in summaries:
-        table.add_row(*cells(summary))
-    console.print(table)
+    out = console()
+    print_table(out, ["decoder", *(heading for heading, _, _ in COLUMNS)], [cells(s) for s in summaries], title)
+    out.print(LEGEND, highlight=False, soft_wrap=not sys.stdout.isatty())
     if equal := at_equal_forwards(summaries):
-        table = rich.table.Table("at equal forward passes", "forwards", "accuracy", "threshold", "difference")
-        for entry in equal:
-            shown = (
+        rows = [
+            [
+                entry["label"],
+                f"{entry['forwards']:.1f}",
                 f"{entry['accuracy']:.1%}",
                 f"{entry['threshold']:.1%}",
-                f"{100 * entry['difference']:+.1f} points",
-            )
-            table.add_row(entry["label"], f"{entry['forwards']:.1f}", *shown)
-        console.print(table)
+                f"{100 * entry['difference']:+.1f}",
+            ]
+            for entry in equal
+        ]
+        print_table(
+            out,
+            ["decoder", "passes", "accuracy", "threshold", "points"],
+            rows,
+            "Against threshold at equal forward passes (interpolated)",
+        )

@@ -1,4 +1,4 @@
-"""A canvas in the terminal: masks, pending drafts, anchors, tokens just revoked or edited; in colour or in plain marks."""
+"""A canvas in the terminal: masks, pending drafts, anchors, tokens just revoked or edited; in colour or plain."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asrd.cli.generate import encode
 from asrd.cli.settings import add_model, add_settings, limit_threads, load_model, settings_of
 from asrd.decoders import DECODERS, find_decoder
 from asrd.generate import fast_generate
 from asrd.lab.tiny.task import LEVELS, Problem, grade, problems
+from asrd.many import encode
 from asrd.output import AsrdOutput
 from asrd.trace import Trace, read
 from asrd.viewer import page

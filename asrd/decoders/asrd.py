@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from asrd.config import AsrdConfig
 from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import ASRD_FIELDS, SHARED
-from asrd_kernels import Slots, VocabStats, dispatch, new_slots, wanted_slots
+from asrd_kernels import Slots, VocabStats, dispatch, fill_slots, new_slots, wanted_slots
 
 
 class AsrdDecoder(KeptSlots):
@@ -14,6 +15,11 @@ class AsrdDecoder(KeptSlots):
 
     reads = SHARED | ASRD_FIELDS
     probes = True
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """Budget and end of each row are its own."""
+        return True, True
 
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
@@ -27,6 +33,10 @@ class AsrdDecoder(KeptSlots):
     def new_slots(self) -> Slots:
         """Those of two blocks, or in scope "sequence" of all."""
         return new_slots(self.state, self.rules, self.request.shift)
+
+    def fill_slots(self, slots: Slots) -> None:
+        """Those of two blocks, or in scope "sequence" of all."""
+        fill_slots(slots, self.state, self.rules)
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote, report."""

@@ -12,7 +12,7 @@ from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import Slots, VocabStats, active_slots, dispatch, factor_bounds, new_active_slots
+from asrd_kernels import Slots, VocabStats, active_slots, dispatch, factor_bounds, fill_active_slots, new_active_slots
 
 USUAL_FACTOR = 1.0
 
@@ -25,6 +25,11 @@ class FastDllmDecoder(KeptSlots):
 
     bounds: Tensor | None = None
 
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """All that is looked at are masks, and those are the row's own."""
+        return True, True
+
     def find_slots(self) -> Tensor:
         """The active block's masks."""
         return active_slots(self.state, self.rules)
@@ -32,6 +37,10 @@ class FastDllmDecoder(KeptSlots):
     def new_slots(self) -> Slots:
         """The active block's masks."""
         return new_active_slots(self.state, self.rules, self.request.shift)
+
+    def fill_slots(self, slots: Slots) -> None:
+        """The active block's masks."""
+        fill_active_slots(slots, self.state, self.rules)
 
     def commit(self, stats: VocabStats) -> None:
         """Draft, report."""

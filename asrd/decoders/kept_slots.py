@@ -35,6 +35,15 @@ class KeptSlots(Decoder):
     def new_slots(self) -> Slots:
         """The same, to be kept."""
 
+    @abstractmethod
+    def fill_slots(self, slots: Slots) -> None:
+        """Bring kept slots up to date, in place."""
+
+    def rows_moved(self) -> None:
+        """The slots of the coming step are those of the new state."""
+        if self._slots is not None:
+            self.fill_slots(self._slots)
+
     def slots(self) -> Tensor:
         """As kept, or as found."""
         return self.find_slots() if self._slots is None else self._slots.position

@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
+from asrd.config import AsrdConfig
 from asrd.engine.decoder import Decoder
 from asrd_kernels import VocabStats, wanted_slots
 
@@ -16,6 +17,11 @@ class PlainDecoder(Decoder):
     @abstractmethod
     def choose(self, masks: Tensor, stats: VocabStats, **asked: Tensor) -> Tensor:
         """[B, G] bool, which of `masks` [B, G] (the active block's) to commit."""
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """All that is looked at are masks, and those are the row's own."""
+        return True, True
 
     def slots(self) -> Tensor:
         """The active block's."""

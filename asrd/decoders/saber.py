@@ -41,6 +41,12 @@ class SaberDecoder(Decoder):
         """The whole canvas for Dream's variant."""
         return int(config.block_length if config.saber_variant == "llada" else config.max_new_tokens)
 
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """What torch.topk takes of equals depends on the length of the canvas."""
+        exact = config.faithful and config.saber_variant == "llada"
+        return not exact, not exact
+
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
         self.on_dream = request.config.saber_variant == "dream"
@@ -54,11 +60,11 @@ class SaberDecoder(Decoder):
     @property
     def seen(self) -> Tensor:
         """[B, G] bool: the blocks so far."""
-        return self.state.block_of <= self.block[:, None]
+        return (self.state.block_of <= self.block[:, None]) & self.state.inside
 
     def wanted(self) -> Tensor:
         """Everything in the blocks so far (the faithful one may fill any position)."""
-        seen = torch.ones_like(self.state.guided) if self.faithful else self.seen
+        seen = self.state.inside if self.faithful else self.seen
         return seen & ~self.state.done[:, None]
 
     def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
@@ -76,7 +82,7 @@ class SaberDecoder(Decoder):
         share = torch.minimum(share if self.on_dream else share.clamp(min=self.least // 2), number - 1)
         revoked = committed & (ranks(weakness, committed & weakness.isfinite()) < share[:, None])
         complete = ~(masked & ~drafted & seen).any(1)
-        self.block.add_(complete & (self.block < self.state.block_of[-1]))
+        self.block.add_(complete & (self.block < (self.state.lengths - 1) // self.rules.block_length))
         any_token = torch.ones_like(masked)  # none of them is final until the end
         self.apply(stats.top1, drafted, revoked & ~complete[:, None], provisional=any_token)
 

@@ -48,6 +48,13 @@ class StandardDecoder(PlainDecoder):
             )
 
     @classmethod
+    def check_length(cls, config: AsrdConfig, length: int) -> None:
+        """LLaDA's schedule takes a step in each block."""
+        blocks = -(-length // int(config.block_length))
+        if config.alg is None and config.steps is not None and config.steps < blocks:
+            raise ValueError(f"steps={config.steps} is less than the number of blocks, {blocks}: each needs a step")
+
+    @classmethod
     def unread(cls, config: AsrdConfig) -> frozenset[str]:
         """Dream's schedules know no blocks, LLaDA's no eps."""
         return frozenset({"eps"}) if config.alg is None else frozenset({"block_length"})
@@ -60,28 +67,37 @@ class StandardDecoder(PlainDecoder):
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
         self.steps, self.random, self.alg = request.config.steps, request.config.remasking == "random", None
+        lengths, block = self.state.lengths[:, None], self.rules.block_length
         if request.config.alg is not None:
             self.alg = request.config.alg
-            self.steps = self.steps or request.length
-            self.share = shares(self.steps, float(request.config.eps), request.prompt.device)
+            self.share = self._shares(float(request.config.eps))
             self.extra_stats = ("margin",) if self.alg == "topk_margin" else ()
             return
-        self.sizes = self.steps_in = torch.bincount(self.state.block_of)
+        starts = torch.arange(0, request.length, block, device=lengths.device)
+        self.sizes = (lengths - starts).clamp(min=0, max=block)  # [B, blocks]
+        self.steps_in = self.sizes.clamp(min=1)
         if self.steps is not None:
-            blocks = len(self.sizes)
-            if self.steps < blocks:
-                raise ValueError(f"steps={self.steps} is less than the number of blocks, {blocks}: each needs a step")
-            self.steps_in = self.sizes.clamp(max=self.steps // blocks)
+            blocks = (lengths + block - 1) // block
+            self.steps_in = self.steps_in.minimum(self.steps // blocks.clamp(min=1))
 
-    @property
-    def max_steps(self) -> int:
+    def max_steps(self, length: int) -> int:
         """Dream's schedules take all their steps, even if there are more of them than tokens."""
-        return self.state.length if self.alg is None else max(int(self.steps or 0), 1)
+        return length if self.alg is None else self.steps or length
+
+    def _shares(self, eps: float) -> Tensor:
+        """[B, steps] share of each step; as many steps as tokens of the row where their number is not given."""
+        lengths, device = self.state.lengths.tolist(), self.state.lengths.device
+        most = self.steps or self.state.length
+        found = torch.ones(len(lengths), most, device=device)
+        for length in set(lengths) - {0}:
+            steps = self.steps or length
+            found[self.state.lengths == length, :steps] = shares(steps, eps, device)
+        return found
 
     def choose(self, masks: Tensor, stats: VocabStats, **asked: Tensor) -> Tensor:
         """The step's number of masks with the highest score; of equals the lower position."""
         if self.alg == "origin":
-            share = self.share[self._step()].double()[:, None]
+            share = self._share().double()[:, None]
             return masks & (self.random_bits_per_step().double() < share * 2.0**32)
         number = self._quota(masks) if self.alg is None else self._dream_number(masks)
         return masks & (ranks(self._score(stats, **asked), masks, largest=True) < number[:, None])
@@ -95,7 +111,8 @@ class StandardDecoder(PlainDecoder):
 
     def _quota(self, masks: Tensor) -> Tensor:
         """[B] how many masks LLaDA commits in this step."""
-        size, steps = self.sizes[self.state.active], self.steps_in[self.state.active]
+        active = self.state.active[:, None]
+        size, steps = self.sizes.gather(1, active).squeeze(1), self.steps_in.gather(1, active).squeeze(1)
         committed = size - masks.sum(1)
         base, extra = size // steps, size % steps
         early = committed < extra * (base + 1)  # the first steps of the block
@@ -103,10 +120,12 @@ class StandardDecoder(PlainDecoder):
 
     def _dream_number(self, masks: Tensor) -> Tensor:
         """[B] how many masks Dream commits in this step; in single precision, as Dream computes it."""
-        return (masks.sum(1).float() * self.share[self._step()]).long()
+        return (masks.sum(1).float() * self._share()).long()
 
-    def _step(self) -> Tensor:
-        return self.state.step.clamp(max=len(self.share) - 1)
+    def _share(self) -> Tensor:
+        """[B] share of the masks that this step reveals."""
+        step = self.state.step.clamp(max=self.share.shape[1] - 1)
+        return self.share.gather(1, step[:, None]).squeeze(1)
 
 
 def shares(steps: int, eps: float, device: torch.device) -> Tensor:

@@ -44,12 +44,17 @@ class WinoDecoder(Decoder):
         self.size, self.extra_rows = size, size + request.shift
         self.shadow = torch.arange(self.extra_rows, device=device)
         self.columns = torch.arange(self.canvas, device=device)
-        self.places = self.columns.expand(batch, -1) if request.positions is None else request.positions
+        self.places = self.columns.repeat(batch, 1) if request.positions is None else request.positions
         self.real = torch.ones_like(self.places, dtype=torch.bool)
         if request.attention is not None:
             self.real = request.attention.bool()
         self.caps = torch.tensor([min(max(int(SHARE * n), FEWEST), MOST) for n in range(size + 1)], device=device)
         self.allowed = torch.zeros(batch, dtype=torch.int64, device=device)  # fewer than this may be revoked
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """The shadow ends where the row does."""
+        return True, True
 
     @property
     def checked_column(self) -> Tensor:
@@ -71,7 +76,8 @@ class WinoDecoder(Decoder):
         """The canvas sees itself; each row of the shadow sees the canvas but for what it checks, and the shadow."""
         checked = self.checked_column
         column = checked - self.request.shift
-        in_block = column < (checked[:, :1] + self.size).clamp(max=self.canvas)
+        end = (self.state.prompt_length + self.state.lengths)[:, None]
+        in_block = column < torch.minimum(checked[:, :1] + self.size, end)
         places = self.places.gather(1, column.clamp(max=self.canvas - 1))
         return AttentionLayout(self.real, checked[..., None], in_block, torch.cat([self.places, places], dim=1))
 
@@ -117,7 +123,7 @@ class WinoDecoder(Decoder):
 
     def _committed(self) -> Tensor:
         """[B, S] bool: the slots of the active block with a token; none where the row is done."""
-        return self._in_block(~self.masked & ~self.state.done[:, None])
+        return self._in_block(~self.masked & self.state.inside & ~self.state.done[:, None])
 
     def _in_block(self, values: Tensor) -> Tensor:
         """[B, S] of values [B, G] in the active block's slots; 0 where the last block is shorter."""

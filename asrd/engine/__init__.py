@@ -1,8 +1,12 @@
-"""One loop for every decoder: from a checked request to the committed canvas.
+"""One loop for every decoder, for one decode and for many requests: from checked prompts to committed canvases.
 
-request    what one call asks for, checked and on the device
+request    prompts and settings, checked and on the device
 decoder    `Decoder`: the interface between the loop and a decoder, and its defaults
-loop       the loop itself: embed, forward, read the statistics, commit
+loop       a step: embed, forward, read the statistics, commit
+batch      rows that decode together, each in a slot; runs until every row has ended, or has them come and go
+rows       moving rows from one decoder into another
+group      requests with one canvas and one set of settings, in a batch that is refilled and resized
+scheduler  requests wait for slots and are placed in groups
 caches/    KV caches for models with full attention
 device/    GPU streams, CUDA graphs, late reading of what the device reports
 observers/ what may watch a decode: events, streaming, inspectors

@@ -56,13 +56,28 @@ class Decoder(ABC):
     state: DecodeState
 
     def __init__(self, request: Request, table: Tensor) -> None:
+        """Everything of each row as it is before its first step.
+
+        What is kept of a row from step to step must be in tensors that are made here, with one dimension as long as
+        there are rows: the engine finds these, and so moves rows from one decoder into another of the same kind.
+        """
         self.request, self.rules, self.table = request, request.rules, table
         precision = torch.promote_types(table.dtype, torch.float32)
-        self.state = new_state(request.prompt, request.length, request.rules, precision)
+        self.state = new_state(request.prompt, request.length, request.rules, precision, request.lengths)
 
     @classmethod  # noqa: B027 - most have nothing to refuse
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """Raise ValueError if the decoder cannot run with these settings on this model."""
+
+    @classmethod  # noqa: B027
+    def check_length(cls, config: AsrdConfig, length: int) -> None:
+        """Raise ValueError if `length` tokens cannot be decoded with these settings."""
+
+    @classmethod
+    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
+        """May the canvas be longer than a row, in front of its prompt and behind its last token, with nothing of the
+        row decided otherwise? Behind it, `state.inside` is False, tokens are pads, and none of them may count."""
+        return True, False
 
     @classmethod
     def unread(cls, config: AsrdConfig) -> frozenset[str]:
@@ -74,10 +89,12 @@ class Decoder(ABC):
         """Length of the blocks in which the canvas is filled from left to right."""
         return int(config.block_length)
 
-    @property
-    def max_steps(self) -> int:
-        """After how many forward passes every row is done."""
-        return self.state.length
+    def max_steps(self, length: int) -> int:
+        """After how many forward passes a row of so many tokens is done."""
+        return length
+
+    def rows_moved(self) -> None:  # noqa: B027 - most derive everything when asked
+        """Rows of the state have been replaced: bring up to date, in place, what was derived from them."""
 
     # --- before a forward pass ---
 

@@ -1,27 +1,25 @@
-"""The loop: embed, forward, read the statistics, commit, until every row is done.
+"""A step: embed, forward, read the statistics, commit. `batch` repeats it until every row has ended.
 
 Knows the order of these parts. What a step changes is up to the decoder, how a model is called up to the adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrd.engine.caches import CachedBody
+from asrd.engine.caches import CachedBody, copy_lines
 from asrd.engine.decoder import Decoder, Selection
-from asrd.engine.device.completion import CompletionMonitor
 from asrd.engine.device.gpu import Gpu, find_gpu
-from asrd.engine.device.graph import capture_step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, new_stats
+from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch
 
 Observer = Callable[[DecodeState], None]
 Selector = Callable[[Decoder], Selection]
@@ -33,7 +31,7 @@ def no_mark(part: str) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same over the steps of one decode."""
+    """What stays the same over the steps of a batch."""
 
     adapter: ModelAdapter
     request: Request
@@ -42,6 +40,11 @@ class Run:
     cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
     gpu: Gpu | None = None  # with one, steps are queued ahead of the device and perhaps captured as a graph
     mark: Callable[[str], None] = no_mark  # is told when a part of a step is over
+
+    @property
+    def copies(self) -> int:
+        """Lines of a forward for each row: two with classifier-free guidance."""
+        return 2 if self.request.cfg_scale > 0 else 1
 
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, select: Selector | None = None) -> Run:
@@ -55,41 +58,28 @@ class Run:
         select = select or (select_wanted if device.type == "cpu" else select_slots)
         return cls(adapter, request, inputs, select, cache, find_gpu(device))
 
+    def put(self, source: Run, rows: Tensor, slots: Tensor) -> None:
+        """Take over what forwards are given besides embeddings, and the caches, of rows of a run with the same canvas
+        and settings, in place. The requests themselves are the decoders' affair."""
+        copies, counts = 2 if self.request.cfg_scale > 0 else 1, [len(run.request.prompt) for run in (source, self)]
+        there, here = (
+            torch.cat([index + copy * count for copy in range(copies)])
+            for index, count in zip((rows, slots), counts, strict=True)
+        )
+        for name, value in self.inputs.items():
+            if isinstance(value, Tensor) and isinstance(source.inputs.get(name), Tensor):
+                copy_lines(source.inputs[name], there, value, here)
+        if self.cache is not None and source.cache is not None:
+            self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)
+
     def computed(self, decoder: Decoder) -> Tensor:
-        """[B] int64: positions computed in the forward passes of a finished decode; padding is not counted, and with
-        classifier-free guidance one of the two halves."""
+        """[B] int64: positions computed in the forward passes so far; padding is not counted, and with classifier-free
+        guidance one of the two halves."""
         if self.cache is not None:
             return self.cache.computed
         layout, tokens, attention = decoder.attention_layout(), decoder.state.tokens, self.request.attention
         width = torch.full_like(decoder.state.step, tokens.shape[1]) if attention is None else attention.sum(1)
         return decoder.state.step * (width if layout is None else width + (layout.positions.shape[1] - tokens.shape[1]))
-
-
-def decode(run: Run, decoder: Decoder, observers: Iterable[Observer] = ()) -> None:
-    """Fill the decoder's canvas. Observers see the state after each step, inspectors also what happens within it; they
-    must not change it.
-
-    On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
-    or a cache, which reads in each step, it looks at once.
-    """
-    observers = tuple(observers)
-    inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
-    if inspectors:
-        run = replace(run, mark=mark_all(inspectors))
-    buffers = new_stats(decoder.state, decoder.extra_rows)
-    monitor = CompletionMonitor(decoder.state.report, None if observers or run.cache else run.gpu)
-
-    advance = capture_step(lambda: step(run, decoder, buffers), run, decoder, observers)
-    for _ in range(decoder.max_steps):
-        for inspector in inspectors:
-            inspector.begin(decoder, buffers[1])
-        advance()
-        done = monitor.poll()
-        for observer in observers:
-            observer(decoder.state)
-        if done:
-            return
-    monitor.drain()
 
 
 def mark_all(inspectors: list[Inspector]) -> Callable[[str], None]:
@@ -109,6 +99,11 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
     layout = decoder.attention_layout()
     hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
     run.mark("forward")
+    finish(run, hidden, decoder, buffers)
+
+
+def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
+    """What follows the body's forward pass."""
     asked = read(run, hidden, decoder, buffers[0])  # ... then LM head and statistics of the wanted positions
     run.mark("statistics")
     decoder.commit(buffers[1], **asked)  # 3. - 10. verify, draft, revoke, promote
@@ -150,40 +145,41 @@ def forward(
 ) -> Tensor:
     """Body of the model on the canvas and what the layout puts behind it; with classifier-free guidance a second half
     follows, its prompts masked. probed: the pending tokens' embeddings are not their own."""
-    if run.request.cfg_scale > 0:
-        embeds = torch.cat([embeds, without_prompt(run, embeds, layout)])
+    embeds = with_blind(run, embeds, layout)
     if run.cache is not None:
         return run.cache(embeds, state, layout, probed)
     if layout is None:
         return run.adapter.body(embeds, run.inputs)
-    layout = layout.repeat(len(embeds) // len(state.tokens))
-    return run.adapter.body(embeds, run.adapter.inputs_for_layout(layout, run.inputs, run.request.impl))
+    inputs = run.adapter.inputs_for_layout(layout.repeat(run.copies), run.inputs, run.request.impl)
+    return run.adapter.body(embeds, inputs)
 
 
-def without_prompt(run: Run, embeds: Tensor, layout: AttentionLayout | None) -> Tensor:
-    """The embeddings with a mask wherever a token of the prompt is shown."""
+def with_blind(run: Run, embeds: Tensor, layout: AttentionLayout | None = None) -> Tensor:
+    """With classifier-free guidance, the embeddings and then the same with a mask wherever a prompt token is shown."""
+    if run.copies == 1:
+        return embeds
     mask = run.adapter.table[run.request.rules.mask_id]
     if layout is not None and layout.of_prompt is not None:
-        return torch.where(layout.of_prompt[:, :, None], mask, embeds)
+        return torch.cat([embeds, torch.where(layout.of_prompt[:, :, None], mask, embeds)])
     blind = embeds.clone()
     blind[:, : run.request.prompt.shape[1]] = mask
-    return blind
+    return torch.cat([embeds, blind])
 
 
 def gather(run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
     half, too. read_at: `Decoder.read_at`."""
-    halves = 2 if run.request.cfg_scale > 0 else 1
     source = source_rows(run, hidden.shape[1], chosen, read_at) if chosen.source is None else chosen.source
-    rows = hidden.reshape(halves, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
-    return rows[0], rows[1] if halves == 2 else None
+    rows = hidden.reshape(run.copies, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
+    return rows[0], rows[1] if run.copies == 2 else None
 
 
 def source_rows(run: Run, width: int, chosen: Selection, read_at: Tensor | None = None) -> Tensor:
     """[N] which rows of the body's output [B * width, D] have the logits of the chosen positions."""
     request = run.request
     if read_at is not None:
-        return read_at[chosen.row, chosen.position.clamp(max=request.length - 1)].add_(chosen.row, alpha=width)
+        column = read_at[chosen.row, chosen.position.clamp(max=request.length - 1)]
+        return column.add_(chosen.row, alpha=width)
     column = chosen.position + request.prompt.shape[1]
     if run.adapter.shift:
         column = column - run.adapter.shift * (chosen.position < request.length)

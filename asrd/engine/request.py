@@ -1,11 +1,12 @@
-"""`Request`: one call's prompt and settings, checked and on the device, ready for the loop.
+"""`Request`: prompts and settings, checked and on the device, ready for the loop; `stack` puts several on one canvas.
 
 Knows what a valid prompt is and turns names and ids into numbers. Runs no step and changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,7 +23,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True)
 class Request:
-    """B prompts of P positions, to be continued by `length` tokens."""
+    """B prompts of P positions, each to be continued by `length` tokens or its own number of them."""
 
     prompt: Tensor  # [B, P] int64
     attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
@@ -37,6 +38,22 @@ class Request:
     lm_head: Literal["gemm", "fused"] = "gemm"
     kv_cache: Literal["prefix", "dual"] | None = None
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
+    lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
+
+    def take(self, rows: Tensor) -> Request:
+        """These rows alone, as copies."""
+        attention, positions, lengths = (
+            None if values is None else values[rows] for values in (self.attention, self.positions, self.lengths)
+        )
+        readout = replace(self.readout, row_ids=self.readout.row_ids[rows], seeds=self.readout.seeds[rows])
+        return replace(
+            self,
+            prompt=self.prompt[rows],
+            attention=attention,
+            positions=positions,
+            lengths=lengths,
+            readout=readout,
+        )
 
 
 def prepare(
@@ -98,15 +115,51 @@ def prepare(
     )
 
 
+def stack(requests: Sequence[Request], config: AsrdConfig, width: int, length: int, size: int, padded: bool) -> Request:
+    """Requests of one row each as the first rows of `size`, the others empty, on a canvas of `width` prompt positions
+    and `length` generated ones.
+
+    The requests have the settings of `config`, whose block length fits the canvas. padded: rows may be shorter than
+    the canvas, in front or behind.
+    """
+    first, device = requests[0], requests[0].prompt.device
+    limits, mask, missing = _limits(config, length), first.rules.mask_id, size - len(requests)
+    pad = first.rules.pad_id  # is the mask id only where no text ends early, and then any token fills the canvas
+    rules = replace(first.rules, **limits, pad_id=pad if pad != mask else int(mask == 0))
+    prompt = torch.full((size, width), rules.pad_id, device=device)
+    for row, request in enumerate(requests):
+        prompt[row, width - request.prompt.shape[1] :] = request.prompt[0]
+    attention = positions = None
+    if padded:
+        begin = [width - request.prompt.shape[1] for request in requests] + [0] * missing
+        end = [width + request.length for request in requests] + [width + length] * missing
+        column = torch.arange(width + length, device=device)
+        first_column, last_column = torch.tensor([begin, end], device=device)[..., None]
+        attention = ((column >= first_column) & (column < last_column)).long()
+        positions = (attention.cumsum(1) - 1).clamp(min=0)
+    none = torch.zeros(missing, dtype=torch.int64, device=device)
+    row_ids = torch.cat([*(request.readout.row_ids for request in requests), none])
+    seeds = torch.cat([*(request.readout.seeds for request in requests), none])
+    return replace(
+        first,
+        prompt=prompt,
+        attention=attention,
+        positions=positions,
+        length=length,
+        lengths=torch.tensor([request.length for request in requests] + [0] * missing, device=device),
+        config=config,
+        rules=rules,
+        readout=replace(first.readout, row_ids=row_ids, seeds=seeds),
+    )
+
+
 def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
     return Rules(
         mask_id=ids.mask,
         pad_id=ids.pad,
         eos_ids=ids.eos,
-        block_length=min(int(config.block_length), length),
+        **_limits(config, length),
         threshold=float(config.threshold),
-        window=min(int(config.window), length + 1),  # no run is longer than the budget
-        capacity=min(int(config.capacity), length),  # no position is promoted twice
         alpha=float(config.alpha),
         beta=float(config.beta),
         scope=config.scope,
@@ -117,6 +170,15 @@ def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
         probe=config.probe,
         early_stop=config.early_stop,
     )
+
+
+def _limits(config: AsrdConfig, length: int) -> dict[str, Any]:
+    """The rules that need be no larger than the canvas."""
+    return {
+        "block_length": min(int(config.block_length), length),
+        "window": min(int(config.window), length + 1),  # no run is longer than the budget
+        "capacity": min(int(config.capacity), length),  # no position is promoted twice
+    }
 
 
 def _checked_prompt(adapter: ModelAdapter, input_ids: Any) -> Tensor:

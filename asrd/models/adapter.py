@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -16,13 +18,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import create_bidirectional_mask
 
 from asrd.models.extra_rows import KEYWORD, AttentionLayout, ExtraRows, attending, implementation_of, may_attend
 
 log = logging.getLogger("asrd")
 
 PROBE_LENGTH = 6
+LayoutWay = Literal["attention", "mask", "none"]  # by transformers' attention interface, by a 4-D mask, not at all
 BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
 
 
@@ -32,13 +34,28 @@ class Capabilities:
 
     split: bool  # LM head can be applied to chosen rows of the body's output
     width: int  # of the logits; at most the table's length
-    padding_exact: bool | None = None  # a padded row gives the logits of the row alone; None: not tested yet
-    layout: Literal["attention", "mask", "none"] | None = None  # how it takes an attention layout; None: not tested yet
+    padding_exact: bool | None = None  # a left-padded row gives the logits of the row alone; None: not tested yet
+    tail_exact: bool | None = None  # so does one with padding behind it; None: not tested yet
+    layout: LayoutWay | None = None  # how it takes an attention layout; None: not tested yet
     no_cache_reason: str | None = None  # why it cannot use a KV cache, "" if it can; None: not tested yet
     uncapturable: dict[type, str] = field(default_factory=dict)  # by decoder, why its steps cannot be a CUDA graph
 
 
 _capabilities: WeakKeyDictionary[nn.Module, Capabilities] = WeakKeyDictionary()
+_mode_lock = threading.RLock()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; afterwards every module has its own mode again. One thread at a time."""
+    with _mode_lock:
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
 
 class ModelAdapter:
@@ -114,11 +131,17 @@ class ModelAdapter:
         return implementation_of(self.config)
 
     def layout_inputs(
-        self, layout: AttentionLayout, queries: int, canvas_mask: Tensor | None, impl: str = "auto"
+        self,
+        layout: AttentionLayout,
+        queries: int,
+        canvas_mask: Tensor | None,
+        impl: str = "auto",
+        way: LayoutWay | None = None,
     ) -> dict[str, Any]:
         """As `inputs` (position ids and cache apart), for a forward of so many canvas positions and the rows behind the
-        canvas. canvas_mask is the attention mask of the former alone; impl that of our attention for the latter."""
-        if self.capabilities.layout == "attention":
+        canvas. canvas_mask is the attention mask of the former alone, impl that of our attention for the latter; way:
+        not the model's own but this one."""
+        if (way or self.capabilities.layout) == "attention":
             if canvas_mask is not None and canvas_mask.dim() == 2:  # flash: transformers would make it bool
                 canvas_mask = canvas_mask.bool()
             return {KEYWORD: ExtraRows(layout.excluded, layout.keys, canvas_mask, impl)}
@@ -128,11 +151,14 @@ class ModelAdapter:
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
         return {"attention_mask": mask}
 
-    def inputs_for_layout(self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto") -> dict[str, Any]:
+    def inputs_for_layout(
+        self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto", way: LayoutWay | None = None
+    ) -> dict[str, Any]:
         """The arguments of a forward of a whole canvas and the rows behind it; `inputs` are those without such rows."""
-        given = {name: inputs[name] for name in ("use_cache",) if name in inputs}
+        given = {"use_cache": inputs["use_cache"]} if "use_cache" in inputs else {}
         mask = inputs.get("attention_mask")
-        extra = self.layout_inputs(layout, layout.real.shape[1], mask if isinstance(mask, Tensor) else None, impl)
+        mask = mask if isinstance(mask, Tensor) else None
+        extra = self.layout_inputs(layout, layout.real.shape[1], mask, impl, way)
         return given | extra | {"position_ids": layout.positions}
 
     def key_mask(self, attention: Tensor | None) -> Tensor | None:
@@ -163,11 +189,23 @@ class ModelAdapter:
         """Logits [N, V] of rows [N, D] of `body`'s output."""
         return self.split_head(rows) if self.split else rows  # type: ignore[misc]
 
-    def require_padding(self) -> None:
-        """Raise ValueError unless padding changes no logits: some models silently ignore mask or position ids."""
+    @property
+    def pads_left(self) -> bool:
+        """Whether a left-padded row gives the logits of the row alone."""
         if self.capabilities.padding_exact is None:
             self.capabilities.padding_exact = self._probe_padding()
-        if not self.capabilities.padding_exact:
+        return self.capabilities.padding_exact
+
+    @property
+    def pads_right(self) -> bool:
+        """Whether a right-padded row gives the logits of the row alone."""
+        if self.capabilities.tail_exact is None:
+            self.capabilities.tail_exact = self._probe_padding(behind=True)
+        return self.capabilities.tail_exact
+
+    def require_padding(self) -> None:
+        """Raise ValueError unless padding changes no logits: some models silently ignore mask or position ids."""
+        if not self.pads_left:
             raise ValueError(
                 f"{type(self.model).__name__} does not read a padded row as it reads the row alone, so a padded batch"
                 " would give wrong text: load the checkpoint with asrd.load, or decode prompts of one length together"
@@ -191,15 +229,17 @@ class ModelAdapter:
         )
 
     def _ready_mask(self, attention: Tensor, queries: int | None = None) -> Tensor:
-        """The 2-D mask; for transformers' bidirectional models the 4-D one that they would rebuild in each forward
-        (with a host read each time), for all queries or for that many."""
+        """The 2-D mask, or for transformers' bidirectional models the 4-D one that they would rebuild in each forward
+        (with a host read each time), for all queries or for that many. It is an expanded view: all queries
+        of a row share their storage."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
-        if not ours or self.attention not in ("sdpa", "eager"):
+        attention_kind = self.attention
+        if not ours or attention_kind not in ("sdpa", "eager"):
             return attention
-        batch, length = attention.shape
-        shape_only = self.table.new_zeros(1, 1, 1).expand(batch, length if queries is None else queries, 1)
-        mask = create_bidirectional_mask(self.model.config, shape_only, attention)
-        return mask if isinstance(mask, Tensor) else attention
+        mask = attention.bool()[:, None, None]
+        if attention_kind == "eager":  # adds its mask to the scores
+            mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, torch.finfo(self.table.dtype).min)
+        return mask.expand(-1, -1, attention.shape[1] if queries is None else queries, -1)
 
     @torch.no_grad()
     def _probe(self) -> tuple[Capabilities, bool]:
@@ -209,9 +249,7 @@ class ModelAdapter:
         first, second = self.table[ids], self.table[self.probe_ids(1)]
         if not torch.equal(self.embedding(ids).to(first.dtype), first):
             raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
-        training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             logits = self.full_logits(first, self.inputs())
             if logits.shape[:2] != ids.shape or logits.shape[2] > self.vocab_size:
                 raise ValueError(
@@ -224,8 +262,6 @@ class ModelAdapter:
                     " Diffusion decoding needs bidirectional attention; load LLaDA and Dream checkpoints with asrd.load"
                 )
             capabilities = Capabilities(split=self._can_split(first, logits), width=logits.shape[2])
-        finally:
-            self.model.train(training)
         return capabilities, bool(logits.isfinite().all())
 
     def _can_split(self, embeds: Tensor, logits: Tensor) -> bool:
@@ -245,22 +281,24 @@ class ModelAdapter:
         return True
 
     @torch.no_grad()
-    def _probe_padding(self) -> bool:
-        """Whether a left-padded row gives the logits of the row alone, for any padding token."""
+    def _probe_padding(self, behind: bool = False) -> bool:
+        """Whether a left-padded (or right-padded) row gives the logits of the row alone, for any padding token."""
         alone = self.table[self.probe_ids(0)]
-        attention = torch.ones(1, alone.shape[1] + 1, dtype=torch.int64, device=alone.device)
-        attention[:, 0] = 0
+        length = alone.shape[1]
+        attention = torch.ones(1, length + 1, dtype=torch.int64, device=alone.device)
+        attention[:, length if behind else 0] = 0
         inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
         wanted = self.body(alone, self.inputs()).float()
         scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
         for pad in (alone[:, :1], alone[:, -1:]):
-            found = self.body(torch.cat([pad, alone], dim=1), inputs)[:, 1:].float()
+            found = self.body(torch.cat([alone, pad] if behind else [pad, alone], dim=1), inputs).float()
+            found = found[:, :length] if behind else found[:, 1:]
             if not torch.allclose(found, wanted, rtol=scale, atol=scale * float(wanted.abs().max())):
                 return False
         return True
 
     @torch.no_grad()
-    def _probe_layout(self) -> Literal["attention", "mask", "none"]:
+    def _probe_layout(self) -> LayoutWay:
         """By which way copies behind a row, each attending to the row without its own original, give the originals'
         logits, and leave the row's own as they are."""
         alone = self.table[self.probe_ids(0)]
@@ -270,13 +308,12 @@ class ModelAdapter:
         layout = AttentionLayout(~nobody, place[None, :, None], nobody, place.repeat(2)[None])
         scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
         bound = scale * float(wanted.abs().max())
-        ways: list[Literal["attention", "mask"]] = ["attention"] if may_attend(self.model) else []
+        ways: list[LayoutWay] = ["attention"] if may_attend(self.model) else []
         if "flash" not in str(self.attention):
             ways.append("mask")
         for way in ways:
-            self.capabilities.layout = way
             try:
-                found = self.body(alone.repeat(1, 2, 1), self.inputs_for_layout(layout, self.inputs()))
+                found = self.body(alone.repeat(1, 2, 1), self.inputs_for_layout(layout, self.inputs(), way=way))
             except (TypeError, ValueError, RuntimeError, AssertionError, IndexError):
                 continue
             if torch.allclose(found.float(), wanted.repeat(1, 2, 1).float(), rtol=scale, atol=bound):

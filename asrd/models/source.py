@@ -40,6 +40,8 @@ def resolve(path_or_id: str | os.PathLike[str]) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path)
+    if name.lower() in PACKAGED_NAMES:
+        raise ValueError(f"{name!r} does not exist: did you mean the packaged model {name.lower()!r}?")
     if path.exists():
         raise ValueError(f"{name!r} is a file: give the folder that contains config.json")
     if isinstance(path_or_id, Path) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name):
@@ -56,7 +58,7 @@ def read_json(source: str, name: str, hub: Mapping[str, Any], *, required: bool 
         return {}
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{name} of {source!r} is not a JSON object: {error}") from error
 
 
@@ -64,6 +66,8 @@ def weight_names(source: str, hub: Mapping[str, Any]) -> list[str]:
     """The names of the weights in a safetensors checkpoint, without reading them; [] for another format."""
     index = read_json(source, "model.safetensors.index.json", hub)
     if index:
+        if not isinstance(index.get("weight_map"), dict):
+            raise ValueError(f"model.safetensors.index.json of {source!r} has no weight_map")
         return sorted(index["weight_map"])
     file = _find(source, "model.safetensors", hub)
     if file is None:
@@ -71,6 +75,19 @@ def weight_names(source: str, hub: Mapping[str, Any]) -> list[str]:
     try:
         with safe_open(file, framework="pt") as weights:
             return sorted(weights.keys())
+    except SafetensorError as error:
+        raise ValueError(f"cannot read {str(file)!r}, which is broken or incomplete: {error}") from error
+
+
+def stored_shape(source: str, name: str, hub: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Shape of one weight of a safetensors checkpoint, without reading it; None if it cannot be found out."""
+    index = read_json(source, "model.safetensors.index.json", hub)
+    file = _find(source, index["weight_map"].get(name, "") if index else "model.safetensors", hub) if name else None
+    if file is None:
+        return None
+    try:
+        with safe_open(file, framework="pt") as weights:
+            return tuple(weights.get_slice(name).get_shape())
     except SafetensorError as error:
         raise ValueError(f"cannot read {str(file)!r}, which is broken or incomplete: {error}") from error
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     GenerationConfig,
@@ -63,7 +64,7 @@ DREAM_FIXED: Fixed = {
     "use_mrope": (False, (False,)),
     "rope_scaling": (None, (None,)),
 }
-DREAM_REQUIRED = (
+DREAM_SIZES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -71,7 +72,6 @@ DREAM_REQUIRED = (
     "num_attention_heads",
     "num_key_value_heads",
     "max_position_embeddings",
-    "rms_norm_eps",
 )
 
 
@@ -88,6 +88,8 @@ class Plan:
 def translation_of(raw: Json, source: str, trust_remote_code: bool) -> Callable[[Json], Plan] | None:
     """The function that plans this kind of checkpoint. None: run its own code, since that was asked for."""
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ValueError(f"config.json of {source!r} says architectures={architectures!r}: it must be a list of names")
     kind = f"{source!r} (model_type {model_type!r}, architectures {architectures})"
     if any(str(name).lower().startswith(("sdar", "llada2", "fast_dllm")) for name in (model_type, *architectures)):
         raise ValueError(
@@ -125,25 +127,30 @@ def with_token_ids(raw: Json, generation: Json, tokenizer_mask: int | None) -> d
     if filled["mask_token_id"] is None:
         raise ValueError("config.json lacks mask_token_id: set it to the id of the mask (LLaDA 126336, Dream 151666)")
     size = raw.get("embedding_size") or raw.get("vocab_size")
+    size = size if _is_integer(size) else None
     for name in ("mask_token_id", "eos_token_id", "pad_token_id"):
-        ids = filled[name] if isinstance(filled[name], list) else [filled[name]]
-        if size is not None and not all(token is None or 0 <= token < size for token in ids):
-            raise ValueError(f"config.json says {name}={filled[name]}: it must be at least 0 and below {size}")
+        several = name == "eos_token_id" and isinstance(filled[name], list)
+        ids = filled[name] if several else [filled[name]]
+        if not all(token is None or (_is_integer(token) and 0 <= token < (size or token + 1)) for token in ids):
+            below = "" if size is None else f" of at least 0 and below {size}"
+            raise ValueError(f"config.json says {name}={filled[name]!r}: it must be an integer{below}")
     return filled
 
 
 def plan_llada(raw: Json) -> Plan:
     _refuse_what_cannot_be_expressed(raw, LLADA_FIXED, "LlamaForCausalLM")
-    width, heads = _required(raw, "d_model"), _required(raw, "n_heads")
+    width, heads = _size(raw, "d_model"), _size(raw, "n_heads")
     config = _checked(
         LlamaConfig,
-        vocab_size=raw.get("embedding_size") or _required(raw, "vocab_size"),  # the table may be padded
+        vocab_size=_size(
+            raw, "embedding_size" if raw.get("embedding_size") else "vocab_size"
+        ),  # the table may be padded
         hidden_size=width,
         intermediate_size=raw.get("mlp_hidden_size") or raw.get("mlp_ratio", 4) * width,
-        num_hidden_layers=_required(raw, "n_layers"),
+        num_hidden_layers=_size(raw, "n_layers"),
         num_attention_heads=heads,
         num_key_value_heads=raw.get("n_kv_heads") or (1 if raw.get("multi_query_attention") else heads),
-        max_position_embeddings=_required(raw, "max_sequence_length"),
+        max_position_embeddings=_size(raw, "max_sequence_length"),
         rms_norm_eps=raw.get("rms_norm_eps", 1e-5),
         tie_word_embeddings=raw.get("weight_tying", True),
         **_common_fields(raw, logits_shift=False),
@@ -155,7 +162,8 @@ def plan_dream(raw: Json) -> Plan:
     _refuse_what_cannot_be_expressed(raw, DREAM_FIXED, "Qwen2ForCausalLM")
     config = _checked(
         Qwen2Config,
-        **{name: _required(raw, name) for name in DREAM_REQUIRED},
+        **{name: _size(raw, name) for name in DREAM_SIZES},
+        rms_norm_eps=_required(raw, "rms_norm_eps"),
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
         **_common_fields(raw, logits_shift=True),
     )
@@ -174,7 +182,7 @@ def plan_saved(raw: Json) -> Plan:
 def _checked(build: Callable[..., PreTrainedConfig], **fields: Any) -> PreTrainedConfig:
     try:
         return build(**fields)
-    except StrictDataclassError as error:
+    except (StrictDataclassError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"config.json does not describe a model that can be built: {error}") from error
 
 
@@ -185,7 +193,7 @@ def _common_fields(raw: Json, *, logits_shift: bool) -> dict[str, Any]:
         raise ValueError(f"config.json says rope_parameters={rope}: only rope_type 'default' can be loaded")
     return {
         "rope_parameters": {"rope_type": "default", "rope_theta": float(rope["rope_theta"])},
-        "dtype": raw.get("dtype") or raw.get("torch_dtype"),
+        "dtype": _dtype(raw.get("dtype") or raw.get("torch_dtype")),
         "use_cache": False,
         "logits_shift": logits_shift,
         **{name: raw[name] for name in ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")},
@@ -195,6 +203,26 @@ def _common_fields(raw: Json, *, logits_shift: bool) -> dict[str, Any]:
 def _generation(raw: Json) -> GenerationConfig:
     """Only the ids: sampling fields are for the originals' own code, and transformers cannot save all of them."""
     return GenerationConfig(**{name: raw[name] for name in ("eos_token_id", "pad_token_id", "bos_token_id")})
+
+
+def _dtype(name: Any) -> Any:
+    """The name of a floating-point dtype, or None where the checkpoint does not say."""
+    known = getattr(torch, str(name).removeprefix("torch."), None)
+    if name is not None and not (isinstance(known, torch.dtype) and known.is_floating_point):
+        raise ValueError(f"config.json says dtype {name!r}: it must be a name such as 'bfloat16' or 'float32'")
+    return name
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _size(raw: Json, name: str) -> int:
+    """A size of the model: a positive integer."""
+    value = _required(raw, name)
+    if not _is_integer(value) or value < 1:
+        raise ValueError(f"config.json says {name}={value!r}: it must be an integer of at least 1")
+    return int(value)
 
 
 def _required(raw: Json, name: str) -> Any:

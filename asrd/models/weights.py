@@ -18,13 +18,14 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from asrd.models.source import load_tokenizer, read_json, resolve, weight_names
+from asrd.models.source import load_tokenizer, read_json, resolve, stored_shape, weight_names
 from asrd.models.special_ids import END_OF_TURN
 from asrd.models.translate import Plan, translation_of, with_token_ids
 
 log = logging.getLogger("asrd")
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+LARGE = 10**9  # parameters; more than that on a CPU is worth a warning
 OUR_ARGUMENTS = ("config", "ignore_mismatched_sizes", "key_mapping", "output_loading_info", "state_dict")
 
 
@@ -40,7 +41,8 @@ def load(
     """Load a diffusion LLM: bidirectional, in eval mode, every weight accounted for.
 
     path_or_id: Hub id, local folder, or the name of a model that ships with the package ("tiny").
-    dtype: "auto" is the checkpoint's own. device_map: as in transformers.
+    dtype: "auto" is the checkpoint's own.
+    device_map: as in transformers; None is "auto" where there is a GPU, else the CPU.
     attn_implementation: "auto" is FlashAttention if flash-attn is installed and the model is in half precision on CUDA,
         else SDPA; every name that transformers knows is passed on.
     trust_remote_code: run the checkpoint's own code, if its architecture is not known here.
@@ -58,14 +60,19 @@ def load(
     generation = read_json(source, "generation_config.json", hub)
     raw = with_token_ids(raw, generation, getattr(tokenizer, "mask_token_id", None))
 
+    if device_map is None and torch.cuda.is_available() and "tp_plan" not in from_pretrained_kwargs:
+        device_map = "auto"
     arguments = {**from_pretrained_kwargs, "dtype": dtype, "device_map": device_map}
     if attn_implementation != "auto":
         arguments["attn_implementation"] = attn_implementation
     if translate is None:
-        return _load_remote(source, raw, arguments), tokenizer
+        model = _load_remote(source, raw, arguments)
+        _warn_of_size(model)
+        return model, tokenizer
     model = _load_planned(source, translate(raw), hub, {"attn_implementation": "sdpa", **arguments})
     if attn_implementation == "auto" and flash_is_usable(model):
         _try_flash(model)
+    _warn_of_size(model)
     if tokenizer is not None and END_OF_TURN in tokenizer.get_vocab():
         model.config.eot_token_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     return model, tokenizer
@@ -98,6 +105,16 @@ def flash_is_usable(model: PreTrainedModel) -> bool:
     return on_cuda and model.dtype in (torch.float16, torch.bfloat16)
 
 
+def _warn_of_size(model: PreTrainedModel) -> None:
+    """Decoding with billions of parameters on a CPU takes hours: say so."""
+    number = sum(parameter.numel() for parameter in model.parameters() if parameter.device.type == "cpu")
+    if number >= LARGE:
+        hint = "pass device_map='auto'" if torch.cuda.is_available() else "a GPU would be far faster"
+        log.warning(
+            "%.1f billion parameters are on the CPU: decoding will take minutes to hours; %s", number / 1e9, hint
+        )
+
+
 def _try_flash(model: PreTrainedModel) -> None:
     try:
         model.set_attn_implementation("flash_attention_2")
@@ -121,12 +138,28 @@ def _load_planned(source: str, plan: Plan, hub: Mapping[str, Any], arguments: Ma
     ours: dict[str, Any] = {"config": plan.config, "key_mapping": _patterns(plan.keys)}
     if plan.generation is not None:
         ours["generation_config"] = plan.generation
+    _check_sizes(source, plan, hub)
     model: Any = _from_pretrained(plan.model_class, source, plan.keys, **{**ours, **arguments})
     if plan.config.tie_word_embeddings and not model.all_tied_weights_keys:
         raise ValueError(f"{source!r} ties its embedding tables in config.json but holds two different ones: untie")
     model._weight_conversions = []  # else save_pretrained writes the original names beside a Llama config
     make_bidirectional(model)
     return cast(PreTrainedModel, model)
+
+
+def _check_sizes(source: str, plan: Plan, hub: Mapping[str, Any]) -> None:
+    """Raise if config.json and the stored weights disagree on layers, width or vocabulary, before memory is taken."""
+    names = {_renamed(name, plan.keys) or name: name for name in weight_names(source, hub)}
+    if not names:
+        return
+    layers = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.", name))}
+    due: int = plan.config.num_hidden_layers
+    if layers and layers != set(range(min(due, len(layers) + 1))):
+        raise ValueError(f"config.json says {due} layers, but the weights of {source!r} have {len(layers)}")
+    shape = stored_shape(source, names.get("model.embed_tokens.weight", ""), hub)
+    wanted = (plan.config.vocab_size, plan.config.hidden_size)
+    if shape is not None and shape != wanted:
+        raise ValueError(f"config.json says an embedding table of {wanted}, but the weights of {source!r} have {shape}")
 
 
 def _load_remote(source: str, raw: Mapping[str, Any], arguments: Mapping[str, Any]) -> PreTrainedModel:

@@ -1,5 +1,7 @@
 """The viewer: `page(traces)` makes one HTML file that needs no network, from page.html, style.css, scripts and data.
 
+palette   the colours of decoders and of the parts of a step, here and in all plots
+
 Text from models and prompts cannot run: data is JSON that cannot end a script element, the code shows it through
 textContent only, and the content security policy allows the page's own code and no requests.
 """
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 from asrd.trace import Trace
+from asrd.viewer.palette import custom_properties
 
 SCRIPTS = ("replay.js", "parts.js", "heatmap.js", "charts.js", "history.js", "panel.js", "main.js")
 
@@ -29,7 +32,8 @@ def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str 
         raise ValueError(f"the traces have {counts} rows: only traces of one batch can be shown side by side")
     grades = [*grades, *[None] * (len(traces) - len(grades))]
     data = [{"records": t.records, "grade": grade} for t, grade in zip(traces, grades, strict=True)]
-    style, script = _file("style.css"), '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
+    style = _colours() + _file("style.css")
+    script = '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
     values = {
         "title": _as_text(title),
         "style": style,
@@ -42,6 +46,13 @@ def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str 
     for name in ("title", "style_hash", "script_hash", "style", "script", "data"):  # data last: it may hold anything
         html = html.replace("{{" + name + "}}", values[name], 1)
     return html
+
+
+def _colours() -> str:
+    """The palette as CSS custom properties, for both themes."""
+    light, dark = custom_properties("light"), custom_properties("dark")
+    by_system = f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}'
+    return f':root {{ {light} }}\n{by_system}\n:root[data-theme="dark"] {{ {dark} }}\n'
 
 
 def _file(name: str) -> str:

@@ -17,12 +17,15 @@ class Charts {
 
   _x(step) { return ((step * this.replay.perStep) / this.ticks) * WIDTH; }
 
-  _frame(title, description, keys, ...shapes) {
+  // A chart with its axes: numbers at the top and bottom of the vertical one, the clock's range below.
+  _frame(title, description, keys, top, bottom, ...shapes) {
     const cursor = draw("line", { class: "cursor", y1: 0, y2: HEIGHT, x1: 0, x2: 0 });
     this.cursors.push(cursor);
     const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": description }, ...shapes, cursor);
     const caption = make("figcaption", {}, make("b", { text: title }), ...keys.map(([name, label]) => make("span", { class: `key key-${name}`, text: label })));
-    return make("figure", { class: "chart" }, caption, svg);
+    const up = make("div", { class: "axis-up" }, make("span", { text: top }), make("span", { text: bottom }));
+    const across = make("div", { class: "axis-across" }, make("span", { text: "0" }), make("span", { text: `${this.ticks} forward passes` }));
+    return make("figure", { class: "chart" }, caption, make("div", { class: "plot" }, up, svg), across);
   }
 
   // Share of each role after each step.
@@ -39,7 +42,7 @@ class Charts {
       }
       shapes.push(draw("polygon", { class: `fill-${ROLES[role].name}`, points: [...top, ...bottom].join(" ") }));
     }
-    return this._frame("canvas filled", "share of each role after each forward pass", [], ...shapes);
+    return this._frame("canvas filled", "share of each role after each forward pass", [], "100 %", "0", ...shapes);
   }
 
   // Commits upwards, revocations downwards.
@@ -58,9 +61,9 @@ class Charts {
       if (edited) shapes.push(draw("rect", { class: "fill-edited", x, width, y: zero + revoked * unit, height: edited * unit }));
     }
     shapes.push(draw("line", { class: "axis", x1: 0, x2: WIDTH, y1: zero, y2: zero }));
-    const keys = [["draft", `committed (≤ ${up})`]];
-    if (down) keys.push(replay.witnesses ? ["edited", `edited (≤ ${down})`] : ["revoked", `revoked (≤ ${down})`]);
-    return this._frame("each pass", "tokens committed, revoked and edited in each forward pass", keys, ...shapes);
+    const keys = [["draft", "committed"]];
+    if (down) keys.push(replay.witnesses ? ["edited", "edited"] : ["revoked", "revoked"]);
+    return this._frame("tokens per pass", "tokens committed, revoked and edited in each forward pass", keys, String(up), down ? `−${down}` : "0", ...shapes);
   }
 
   // Mean confidence and entropy of what each step read.
@@ -73,8 +76,8 @@ class Charts {
       entropy.push(this._point(i + 0.5, mean(events.entropy) / most));
     });
     return this._frame(
-      "certainty", "mean confidence and entropy of the positions that each forward pass read",
-      [["confidence", "confidence"], ["entropy", `entropy (≤ ${number(most, 1)})`]],
+      "mean of positions read", "mean confidence and entropy of the positions that each forward pass read",
+      [["confidence", "confidence, 0 to 1"], ["entropy", `entropy, 0 to ${number(most, 1)} nats`]], "1", "0",
       draw("polyline", { class: "curve curve-confidence", points: confidence.join(" ") }),
       draw("polyline", { class: "curve curve-entropy", points: entropy.join(" ") }),
     );
@@ -84,12 +87,13 @@ class Charts {
   _times() {
     const parts = this.replay.meanTimes(), total = parts.reduce((sum, part) => sum + part.ms, 0);
     const bar = make("div", { class: "times", role: "img", "aria-label": parts.map((p) => `${p.name} ${number(p.ms)} ms`).join(", ") });
-    parts.forEach((part, i) => {
-      const piece = make("i", { class: `time-${i}`, title: `${part.name}: ${number(part.ms)} ms (${percent(part.ms / total)})` });
+    const label = (name) => (name === "head" ? "LM head" : name);
+    for (const part of parts) {
+      const piece = make("i", { data: { part: part.name }, title: `${label(part.name)}: ${number(part.ms)} ms (${percent(part.ms / total)})` });
       piece.style.flexGrow = String(part.ms / total);
       bar.append(piece);
-    });
-    const keys = parts.map((part, i) => make("span", { class: `key time-key-${i}`, text: `${part.name} ${percent(part.ms / total)}` }));
+    }
+    const keys = parts.map((part) => make("span", { class: "key", data: { part: part.name }, text: `${label(part.name)} ${percent(part.ms / total)}` }));
     const caption = make("figcaption", {}, make("b", { text: "time" }), make("span", { text: `${number(total, 1)} ms per step` }));
     return make("figure", { class: "chart" }, caption, bar, make("div", { class: "time-keys" }, ...keys));
   }

@@ -1,12 +1,13 @@
 // Heatmap: roles by position (across) and forward pass (down), on a canvas. One pixel per cell is painted once and
 // scaled; the clock's line and the chosen position are drawn over it.
 
-const TALL = 240; // pixels
+const TALL = 300; // pixels, for the clock's whole range
 const MARK_FROM = 6; // smallest cell, in pixels, in which anchors are marked
 
 class Heatmap {
-  constructor(replay, handlers) {
+  constructor(replay, ticks, handlers) {
     this.replay = replay;
+    this.ticks = ticks;
     this.canvas = make("canvas", { role: "img", "aria-label": this._summary() });
     const caption = make("figcaption", {}, make("b", { text: "roles" }), make("span", { text: `${replay.length} positions → ${replay.count * replay.perStep} forward passes ↓` }));
     this.element = make("figure", { class: "heatmap" }, caption, this.canvas);
@@ -26,17 +27,17 @@ class Heatmap {
     this.width = this.canvas.clientWidth || 600;
     this.height = TALL;
     this.cellWidth = this.width / length;
-    this.cellHeight = this.height / Math.max(count, 1);
+    this.cellHeight = (this.height * replay.perStep) / this.ticks; // the same for all decoders: passes saved are visible
     this.context = fitCanvas(this.canvas, this.width, this.height);
     this.ink = colour("ink");
     this.veil = colour("veil");
     const palette = ROLES.map((role) => rgb(colour(`heat-${role.name}`)));
     const image = new ImageData(length, Math.max(count, 1));
     for (let i = 0; i < count * length; i++) image.data.set(palette[replay.roles[length + i]], 4 * i);
-    this.picture = document.createElement("canvas");
-    this.picture.width = length;
-    this.picture.height = Math.max(count, 1);
-    this.picture.getContext("2d").putImageData(image, 0, 0);
+    this.cells = document.createElement("canvas");
+    this.cells.width = length;
+    this.cells.height = Math.max(count, 1);
+    this.cells.getContext("2d").putImageData(image, 0, 0);
     this.scaled = document.createElement("canvas");
     this.scaled.width = this.canvas.width;
     this.scaled.height = this.canvas.height;
@@ -47,12 +48,17 @@ class Heatmap {
     const { replay, cellWidth, cellHeight } = this, ratio = window.devicePixelRatio || 1;
     context.scale(ratio, ratio);
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.picture, 0, 0, this.width, replay.count * cellHeight);
+    context.drawImage(this.cells, 0, 0, this.width, replay.count * cellHeight);
     context.fillStyle = colour("line");
     for (let edge = replay.header.block_length; edge < replay.length; edge += replay.header.block_length) {
       context.fillRect(Math.round(edge * cellWidth) - 0.5, 0, 1, replay.count * cellHeight);
     }
     this._marks(context);
+    const end = replay.count * cellHeight, saved = this.ticks - replay.count * replay.perStep;
+    if (this.height - end < 24) return;
+    context.fillStyle = colour("soft");
+    context.font = "12px system-ui, sans-serif";
+    context.fillText(`done: ${saved} forward passes fewer`, 6, end + 18);
   }
 
   // Revocations are always crossed out, edits underlined; anchors get a diamond if the cells are large enough.

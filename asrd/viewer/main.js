@@ -13,7 +13,14 @@ class Viewer {
     this._rows();
     this._build(0);
     this._listen();
-    this.seek(this.ticks);
+    this.seek(this._opening());
+  }
+
+  // The page opens at the first revocation; without one, a third of the way.
+  _opening() {
+    const firsts = this.panels.map(({ replay }) => (replay.steps.findIndex((step) => step.revoke && step.revoke.length) + 1) * replay.perStep);
+    const found = firsts.filter((tick) => tick > 0);
+    return found.length ? Math.min(...found) : Math.ceil(this.ticks / 3 / this.stride) * this.stride;
   }
 
   _build(row) {
@@ -29,7 +36,7 @@ class Viewer {
     this.find("panels").replaceChildren(...this.panels.map((panel) => panel.element));
     this.find("panels").dataset.count = this.panels.length;
     const { header } = this.panels[0].replay;
-    this.find("model").textContent = `${header.model} · ${this.panels.map((p) => p.name).join(" beside ")}`;
+    this.find("model").textContent = `${header.model} · ${this.panels.map((p) => p.name).join(" and ")}`;
     this.find("prompt").textContent = this.panels[0].replay.prompt();
     const slider = this.find("slider");
     slider.max = this.ticks;
@@ -42,12 +49,13 @@ class Viewer {
     if (prompt.length < 2) return;
     this.find("row-choice").hidden = false;
     prompt.forEach((_, row) => select.append(make("option", { value: row, text: String(row) })));
-    select.addEventListener("change", () => { this.pick(null); this._build(Number(select.value)); this.seek(this.ticks); });
+    select.addEventListener("change", () => { this.pick(null); this._build(Number(select.value)); this.seek(this._opening()); });
   }
 
   _legend() {
     const edits = this.traces.some((trace) => trace.records.some((record) => (record.rows || []).some((row) => row.edit || row.replace)));
     const shown = ROLES.filter((role) => edits || role.name !== "edited").map((role) => make("li", {},
+      make("i", { class: `swatch swatch-${role.name}`, title: "in the heat map" }),
       make("span", { class: "tok", data: { role: role.name }, text: role.name === "mask" ? "" : role.label, "data-ghost": MASK_SIGN }),
       make("small", { text: role.name === "mask" ? `mask: ${role.meaning}` : role.meaning })));
     this.find("legend").append(...shown);
@@ -74,6 +82,7 @@ class Viewer {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
     let waiting = 0;
     window.addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => this.paint()); });
+    new ResizeObserver(() => this._makeRoom()).observe(document.querySelector(".controls"));
     window.addEventListener("scroll", () => this.history.leave(), { passive: true });
   }
 
@@ -167,6 +176,11 @@ class Viewer {
   }
 
   paint() { for (const panel of this.panels) panel.paint(); }
+
+  // The history lies above the playback controls, whose height depends on the window's width.
+  _makeRoom() {
+    document.documentElement.style.setProperty("--controls", `${document.querySelector(".controls").offsetHeight}px`);
+  }
 }
 
 const viewer = new Viewer(JSON.parse(document.getElementById("data").textContent));

@@ -14,7 +14,7 @@ class Panel {
     this.badge = make("span", { class: "badge", hidden: "" });
     this.counters = {};
     this.text = make("div", { class: "text", role: "listbox", tabindex: "0", id: `text-${index}`, "aria-label": `text of ${name}; arrow keys go from token to token` });
-    this.heatmap = new Heatmap(this.replay, {
+    this.heatmap = new Heatmap(this.replay, ticks, {
       hover: (cell, event) => this._hoverCell(cell, event),
       leave: () => handlers.leave(),
       pick: (cell) => cell && handlers.pick(this, cell.place, cell.step * this.replay.perStep),
@@ -22,6 +22,8 @@ class Panel {
     this.charts = new Charts(this.replay, ticks);
     const title = make("div", { class: "panel-title" }, make("h2", { text: name }), make("span", { class: "settings", text: settingsOf(this.replay.header) }), this.badge);
     this.element = make("article", { class: "panel", "aria-label": `decoder ${name}` }, title, this._counters(), this.text, this.heatmap.element, this.charts.element);
+    const own = /^[a-z-]+$/.test(name) ? `var(--decoder-${name}, var(--decoder-other))` : "var(--decoder-other)";
+    this.element.style.setProperty("--own", own);
     this._cells(index);
     this._listen();
   }
@@ -64,6 +66,7 @@ class Panel {
     this.text.addEventListener("pointerout", () => this.handlers.leave());
     this.text.addEventListener("click", (event) => place(event) !== null && this.handlers.pick(this, place(event), null));
     this.text.addEventListener("keydown", (event) => this._key(event));
+    this.text.addEventListener("scroll", () => this._fade(), { passive: true });
     this.text.addEventListener("blur", () => this._activate(null));
   }
 
@@ -105,7 +108,26 @@ class Panel {
     this.heatmap.show(this.step, this.chosen);
   }
 
-  paint() { this.heatmap.paint(); this.heatmap.show(Math.max(this.step, 0), this.chosen); }
+  paint() { this.heatmap.paint(); this.heatmap.show(Math.max(this.step, 0), this.chosen); this._fade(); }
+
+  // Scroll a long text to the first position that is not final, and show where it goes on.
+  _follow() {
+    const { text, replay, step } = this;
+    if (text.scrollHeight > text.clientHeight) {
+      let place = 0;
+      while (place < replay.length - 1 && replay.role(step, place) === FINAL) place++;
+      const token = this.cells[place].token, above = token.offsetTop - text.offsetTop;
+      const hidden = above < text.scrollTop || above + token.offsetHeight > text.scrollTop + text.clientHeight;
+      if (hidden || step === 0) text.scrollTop = Math.max(0, above - text.clientHeight / 3);
+    }
+    this._fade();
+  }
+
+  _fade() {
+    const { text } = this, left = text.scrollHeight - text.clientHeight - text.scrollTop;
+    text.classList.toggle("more-above", text.scrollTop > 4);
+    text.classList.toggle("more-below", left > 4);
+  }
 
   show(tick) {
     const step = this.replay.at(tick);
@@ -127,6 +149,7 @@ class Panel {
     this.badge.dataset.good = String(!replay.error && !String(this.grade).startsWith("wrong"));
     this.heatmap.show(step, this.chosen);
     this.charts.show(step);
+    this._follow();
   }
 
   // Update one token's element if it has changed.
@@ -137,7 +160,7 @@ class Panel {
     cell.role = kind;
     cell.id = id;
     const text = replay.text(id), lines = (text.match(/\n/g) || []).length;
-    cell.gap.data = role === MASK || padded ? " " : lines ? "\n".repeat(Math.min(lines, 2)) : /^\s/.test(text) ? " " : "";
+    cell.gap.data = place === 0 ? "" : role === MASK || padded ? " " : lines ? "\n".repeat(Math.min(lines, 2)) : /^\s/.test(text) ? " " : "";
     cell.token.textContent = padded || role === MASK ? "" : text.trim() || "␣";
     cell.token.dataset.role = padded ? "padding" : ROLES[role].name;
     if (role === EDITED) cell.token.dataset.before = word(replay.text(replay.before(step, place)));

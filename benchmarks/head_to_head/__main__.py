@@ -172,7 +172,7 @@ def wide_rows(store: Store, arguments: argparse.Namespace, everyone: list[Conten
         torch.set_num_threads(1)
         work = partial(time_case, asrd.load("tiny")[0], everyone, TINY_PARTS)
         found = store.get("parts, tiny", [everyone, TINY_PARTS, on_tiny.weights()], work)
-        rows += page.wide_rows("tiny, paced", everyone, found, TINY_PARTS, threads=1)
+        rows += page.wide_rows("tiny, fixed passes", everyone, found, TINY_PARTS, threads=1)
     return rows
 
 

@@ -226,7 +226,7 @@ def markdown(
     lines += [*said, ""]
     for title, shown in sections(entries, rows):
         lines += [f"## {title}", "", table(shown), ""]
-    lines += [f"![{name}]({name})" for name in drawn]
+    lines += [f"![{name}]({name})" for name in drawn if not name.endswith("-dark.png")]
     return "\n".join(lines) + "\n"
 
 

@@ -17,6 +17,7 @@ from asrd_kernels import (
     DecodeState,
     Readout,
     Rules,
+    Slots,
     VocabStats,
     Witnesses,
     factor_bounds,
@@ -195,8 +196,15 @@ def commit_case(
     buffers.entropy.copy_(torch.rand(buffers.entropy.shape, generator=draw))
     stats = VocabStats(*(values[:, :length] for values in buffers))
     label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
+    run, reset = _resettable(state, stats, rules, new_slots(state, rules))
+    return Case("commit", label, run, None, reset)
+
+
+def _resettable(
+    state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots
+) -> tuple[Callable[[Callable[..., Any]], Any], Callable[[], None]]:
+    """A `commit`, and what puts its state back."""
     mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
-    slots = new_slots(state, rules)
     mine += [slots.position, slots.source]
     before = [tensor.clone() for tensor in mine]
 
@@ -204,7 +212,32 @@ def commit_case(
         for tensor, value in zip(mine, before, strict=True):
             tensor.copy_(value)
 
-    return Case("commit", label, lambda op: op(state, stats, rules, slots), None, reset)
+    return lambda op: op(state, stats, rules, slots), reset
+
+
+def a_reopened_block(device: str = "cpu") -> tuple[DecodeState, VocabStats, Rules, Slots]:
+    """Arguments of a `commit` that revokes two tokens of block 8 while block 9 is active and gets two pending tokens:
+    block 8 is active again, of block 9 the pending tokens are wanted and its masks are not. State, statistics, rules,
+    slots. The blocks lie behind position 64, where another warp writes than the first, which fills the slots."""
+    rules = Rules(mask_id=MASK_ID, pad_id=PAD_ID, threshold=0.7, block_length=8, capacity=4)
+    state = new_state(torch.full((1, 2), 3, device=device), 256, rules)
+    state.generated[:, :72] = 10
+    state.guided.copy_((state.positions >= 72) & (state.positions < 80))
+    state.pending[:, [66, 69]] = True
+    state.active.fill_(9)
+    state.step.fill_(20)
+    stats = VocabStats(*(values[:, :256] for values in _buffers(1, 256, torch.float32, device)))
+    stats.top1.fill_(11)
+    stats.entropy.fill_(0.5)
+    stats.confidence[:, [73, 75]] = 0.9
+    return state, stats, rules, new_slots(state, rules)
+
+
+def reopened_case(device: str = "cpu") -> Case:
+    """`commit` of `a_reopened_block`."""
+    state, stats, rules, slots = a_reopened_block(device)
+    run, reset = _resettable(state, stats, rules, slots)
+    return Case("commit", "a block reopened", run, None, reset)
 
 
 def draft_case(

@@ -2,7 +2,8 @@
 
 `recorded()` catches launches instead of running them; `compile_for` compiles a caught launch exactly as a GPU's driver
 would have asked for it (same types, same divisibility by 16, same constants and options) and reads the result:
-cuobjdump and nvdisasm from the Triton wheel for NVIDIA, the object's metadata and assembly for AMD.
+cuobjdump and nvdisasm from the Triton wheel for NVIDIA, the object's metadata and assembly for AMD. `ptx_for` stops
+at PTX.
 Does not work where TRITON_INTERPRET is set.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
@@ -85,22 +87,62 @@ def compile_for(launch: Caught, target: str) -> Figures:
 
 def specialisation(launch: Caught, target: str) -> str:
     """What of a launch decides the machine code; launches that agree in it compile to the same."""
-    source, options = _source(launch, TARGETS[target])
+    source, options, _ = _source(launch, TARGETS[target])
     return f"{launch.name} {source.hash()} {options.hash()}"
 
 
-def _source(launch: Caught, target: GPUTarget) -> tuple[ASTSource, Any]:
-    """The same steps as JITFunction.run up to the compilation."""
+@dataclass(frozen=True)
+class Ptx:
+    """What ptxas gets of a launch."""
+
+    text: str
+    shared: int  # bytes a program
+    arguments: dict[str, tuple[str, Any]]  # name -> Triton's type and the value, of those that the code takes
+
+
+def ptx_for(launch: Caught, target: str) -> Ptx:
+    """Compile a caught launch down to PTX, and not further: ptxas would take most of the time."""
+    source, options, bound = _source(launch, TARGETS[target])
+    key = f"{launch.name} {source.hash()} {options.hash()}"
+    if key not in _PTX:
+        _PTX[key] = _lowered(source, TARGETS[target], options)
+    text, shared = _PTX[key]
+    taken = {name: (kind, bound[name]) for name, kind in source.signature.items() if kind != "constexpr"}
+    return Ptx(text, shared, taken)
+
+
+_PTX: dict[str, tuple[str, int]] = {}
+
+
+def _lowered(source: ASTSource, target: GPUTarget, options: Any) -> tuple[str, int]:
+    """The stages of triton.compile up to PTX."""
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    functions = backend.get_codegen_implementation(options)
+    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
+    metadata = {"target": target, **options.__dict__}
+    for name, stage in stages.items():
+        module = stage(module, metadata)
+        if name == "ptx":
+            return str(module), metadata["shared"]
+    raise ValueError(f"the backend of {target} makes no PTX")
+
+
+def _source(launch: Caught, target: GPUTarget) -> tuple[ASTSource, Any, dict[str, Any]]:
+    """The same steps as JITFunction.run up to the compilation; source, options, arguments by name."""
     backend = make_backend(target)
     keywords = {"debug": False, "instrumentation_mode": ""} | launch.options
     bind = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
     bound, special, options = bind(*launch.args, **keywords)
     options, signature, constants, attributes = launch.kernel._pack_args(backend, keywords, bound, special, options)
-    return ASTSource(launch.kernel, signature, constants, attributes), options
+    return ASTSource(launch.kernel, signature, constants, attributes), options, bound
 
 
 def _compiled(launch: Caught, target: GPUTarget) -> tuple[Any, int]:
-    source, options = _source(launch, target)
+    source, options, _ = _source(launch, target)
     kernel = triton.compile(source, target=target, options=dict(options.__dict__))
     return kernel.asm["amdgcn" if target.backend == "hip" else "cubin"], kernel.metadata.shared
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from asrd.lab.plotting import Label, Theme, caption, figure, label_ends, log_axis, save, series_style
 
 AXES = {"L": "canvas length L", "V": "vocabulary V", "B": "batch B", "capacity": "anchor capacity m"}
+OPERATIONS = ("anchor_embed", "vocab_stats", "commit")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -32,25 +33,41 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def draw_growth(points: list[dict[str, Any]], path: Path) -> None:
-    """One panel an axis: distinct bytes (solid) and all bytes (dashed) relative to the axis's first value."""
+def draw_growth(points: list[dict[str, Any]], path: Path) -> list[Path]:
+    """Bytes moved by each operation along each axis of growth, against proportional growth; returns the files."""
+    return save(path, partial(_growth, points))
+
+
+def _growth(points: list[dict[str, Any]], theme: Theme) -> Figure:
     axes = [axis for axis in AXES if any(point["axis"] == axis for point in points)]
-    figure, panels = plt.subplots(1, len(axes), figsize=(3.6 * len(axes), 3.2), squeeze=False)
-    for axis, panel in zip(axes, panels[0], strict=True):
+    rows = -(-len(axes) // 2)
+    made, panels = figure(0.9 + 3.0 * rows, rows, min(len(axes), 2))
+    todo = []
+    for axis, panel in zip(axes, panels.flat, strict=False):
         mine = [point for point in points if point["axis"] == axis]
-        for colour, operation in enumerate(dict.fromkeys(point["operation"] for point in mine)):
+        values = sorted({point["value"] for point in mine})
+        labels, lines = [], []
+        for operation in dict.fromkeys(point["operation"] for point in mine):
             line = [point for point in mine if point["operation"] == operation]
-            values = [point["value"] for point in line]
-            for name, style in (("sectors", "o-"), ("bytes", "x--")):
-                shares = [point[name] / line[0][name] for point in line]
-                panel.plot(values, shares, style, color=f"C{colour}", label=f"{operation}, {name}")
+            style = series_style(theme, OPERATIONS.index(operation))
+            for name, dashes in (("sectors", "-"), ("bytes", "--")):
+                spots = [(point["value"], point[name] / line[0][name]) for point in line]
+                panel.plot(*zip(*spots, strict=True), **style | {"linestyle": dashes})
+                lines.append(spots)
+            labels.append(Label(operation, lines[-2], theme.as_text(style["color"]), bold=True))
+        panel.plot(values, [value / values[0] for value in values], color=theme.soft, linestyle=":", linewidth=1.2)
+        log_axis(panel.xaxis, values, ticks=values)
+        panel.set_xlim(right=values[-1] * (values[-1] / values[0]) ** 0.45)
+        log_axis(panel.yaxis, [1.0, max(y for spots in lines for _, y in spots), values[-1] / values[0]])
         panel.set_xlabel(AXES[axis])
-        panel.set_ylim(bottom=0)
-        panel.locator_params(axis="x", nbins=4)
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=6)
-    panels[0][0].set_ylabel("bytes, relative to the first")
-    figure.suptitle("bytes moved (distinct sectors, all accesses), counted in the interpreter", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+        todo.append((panel, labels))
+    for panel in panels[:, 0]:
+        panel.set_ylabel("bytes, first size = 1")
+    note = (
+        "Counted in Triton's interpreter; axes are logarithmic. Solid: distinct 32-byte sectors, dashed: all loads and"
+        " stores, dotted: proportional growth."
+    )
+    caption(made, theme, "Bytes moved by the kernels of a step, as sizes grow", note)
+    for panel, labels in todo:
+        label_ends(panel, labels)
+    return made

@@ -1,1 +1,1 @@
-"""What a trace costs (`python -m benchmarks.trace.cost`) and how fast the viewer opens it (`.viewer_time`)."""
+"""The cost of a trace (`python -m benchmarks.trace.cost`), the time to open it (`.viewer_time`), a `.screenshot`."""

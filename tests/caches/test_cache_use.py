@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import asrd
-from asrd import generate
+from asrd import arguments
 from asrd.cli import main
 from asrd.decoders import DECODERS, Decoder
 from asrd.engine.caches import Schedule
@@ -98,7 +98,7 @@ def test_values_out_of_range_are_named(name: str, value: Any) -> None:
 
 
 def test_a_refresh_interval_without_a_cache_is_said_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    generate._logged.clear()
+    arguments._logged.clear()
     with caplog.at_level(logging.WARNING, logger="asrd"):
         asrd.fast_generate(make_llama(1), IDS, max_new_tokens=4, kv_refresh=3)
     assert [record.message for record in caplog.records] == ["kv_refresh=3 does nothing without kv_cache"]

@@ -401,18 +401,19 @@ def events(case: Case, result: Any, schedule: SlowSchedule) -> Iterator[str]:
         if len(due) == total:
             continue
         yield "slice"
-        if case.decoder == "loo" and min(due) + case.settings.block_length < first_mask(case, result.canvases[number - 1]):
+        before = first_mask(case, result.canvases[number - 1])
+        if case.decoder == "loo" and min(due) + case.settings.block_length < before:
             yield "edited block"
         if case.decoder != "asrd":
             continue
-        active, before = (result.records[n].active_block for n in (number, number - 1))
+        active, last = (result.records[n].active_block for n in (number, number - 1))
         if active is None:
             yield "last check"
         elif number > 1 and min(due) < len(case.prompt) + active * case.settings.block_length - 1:
             yield "probed block in a slice"
-        if number > 1 and active is not None and before is not None:
+        if number > 1 and active is not None and last is not None:
             earlier = result.records[number - 2].active_block
-            if earlier is not None and before < earlier:
+            if earlier is not None and last < earlier:
                 yield "reopened"
 
 

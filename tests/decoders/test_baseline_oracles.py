@@ -151,7 +151,7 @@ def test_wino_shadows_see_everything_but_the_token_they_speak_of() -> None:
 def test_wino_takes_back_what_its_shadow_does_not_support() -> None:
     first: Script = {1: (1, 0.9), 2: (2, 0.8), 3: (3, 0.5), 4: (0, 0.5)}  # drafts 1 and 2
     second: Script = {3: (3, 0.7), 4: (1, 0.95), 5: (1, 0.95), 6: (3, 0.9)}  # drafts 3 and 4; shadow of 2 says 3
-    third: Script = {2: (4, 0.5), 7: (0, 0.9), 8: (0, 0.9)}  # a single draft: nothing is taken back
+    third: Script = {2: (4, 0.5), 7: (0, 0.9), 8: (0, 0.9)}  # a single draft: nothing is revoked
     result = by_hand(wino, replace(PLAIN, threshold=0.6), first, second, third)
     assert texts(result) == [[1, 2, 5, 5], [1, 5, 3, 1], [1, 4, 3, 1]]
     assert (result.drafted, result.revoked) == (5, 1)
@@ -195,7 +195,7 @@ def test_saber_looks_back_at_earlier_blocks_and_keeps_commit_time_confidences() 
 def test_saber_overwrites_what_is_committed_only_when_faithful(faithful: bool, tokens: list[int]) -> None:
     settings = replace(PLAIN, block_length=3, faithful=faithful)
     first: Script = {1: (1, 0.9), 2: (2, 0.8), 3: (3, 0.5)}  # 1 stays
-    second: Script = {1: (1, 0.9), 2: (2, 0.88), 3: (3, 0.6)}  # 2 and 3: the block is full, nothing is taken back
+    second: Script = {1: (1, 0.9), 2: (2, 0.88), 3: (3, 0.6)}  # 2 and 3: the block is full, nothing is revoked
     third: Script = {1: (0, 0.9), 2: (0, 0.9), 3: (0, 0.9), 4: (4, 0.9)}  # one mask is left, and two are wanted
     result = by_hand(saber, settings, first, second, third, ties_by=lambda scores, count: [4, 3])
     assert (result.tokens, result.steps) == (tokens, 3)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import asrd
-from asrd import generate
+from asrd import arguments
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, Decoder, WinoDecoder
 from asrd.engine.decoder import Selection
@@ -170,7 +170,7 @@ def test_fixed_slots_decide_as_picked_rows_do_and_read_nothing_back(name: str) -
         runs = [Run.of(adapter, request, select) for select in (select_wanted, select_slots)]
         decoders = [chosen(request, adapter.table.detach()) for _ in runs]
         buffers = [new_stats(decoder.state, decoder.extra_rows) for decoder in decoders]
-        for _ in range(decoders[0].max_steps):
+        for _ in range(decoders[0].max_steps(request.length)):
             step(runs[0], decoders[0], buffers[0])
             with HostReads() as reads:
                 step(runs[1], decoders[1], buffers[1])
@@ -328,7 +328,7 @@ def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
 
 
 def test_a_setting_that_does_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    generate._logged.clear()
+    arguments._logged.clear()
     settings = {"decoder": "saber", "saber_variant": "dream", "block_length": 4, "saber_n": 3, "alpha": 0.2}
     with caplog.at_level(logging.WARNING, logger="asrd"):
         for _ in range(2):
@@ -338,7 +338,7 @@ def test_a_setting_that_does_nothing_is_said_once(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_setting_that_a_decoder_reads_is_said_to_do_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    generate._logged.clear()
+    arguments._logged.clear()
     settings = VARIANTS[name][0]
     with caplog.at_level(logging.WARNING, logger="asrd"):
         asrd.fast_generate(table_model(name, 1), IDS[1:2], max_new_tokens=4, **settings)
@@ -348,20 +348,20 @@ def test_no_setting_that_a_decoder_reads_is_said_to_do_nothing(name: str, caplog
 # --- a decoder of one's own ------------------------------------------------------------------------------------------
 
 
-def readme_decoder() -> str:
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+def guide_decoder() -> str:
+    text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     section = text.split("## A decoder of your own")[1].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[0]
 
 
-def test_the_readmes_decoder_runs_as_it_is_printed() -> None:
-    code = readme_decoder()
+def test_the_guides_decoder_runs_as_it_is_printed() -> None:
+    code = guide_decoder()
     assert len(code.splitlines()) <= 32
     known = set(DECODERS)
     revoked = 0
     try:
         for seed in range(10):
-            space: dict[str, Any] = {"model": TableModel(TableSpec(seed=seed)), "ids": IDS[1:2]}
+            space: dict[str, Any] = {"model": TableModel(TableSpec(seed=seed)), "ids": IDS[1:2], "mask": None}
             exec(code, space)
             (name,) = set(DECODERS) - known
             settings = {"max_new_tokens": 13, "block_length": 5, "decoder": name, "return_dict_in_generate": True}
@@ -371,7 +371,7 @@ def test_the_readmes_decoder_runs_as_it_is_printed() -> None:
             revoked += int(batch.revoked.sum())
             alone = asrd.fast_generate(model, IDS[:1, 2:], **settings)
             assert torch.equal(batch.sequences[0, 2:], alone.sequences[0])
-            assert space["text"].shape[0] == 1
+            assert space["output"].shape[0] == 1
     finally:
         for name in set(DECODERS) - known:
             del DECODERS[name]

@@ -17,6 +17,7 @@ import torch
 from asrd.engine.device.gpu import SYNC_WARNING, CudaGpu, current, find_gpu
 
 DEVICE = torch.device("cuda:1")
+MADE = ("Stream", "Event", "CUDAGraph")
 
 
 class StandIn:
@@ -27,14 +28,15 @@ class StandIn:
         self.now = "here"
         self.mode = 0
         self.end_fails = False
-        for name in ("Stream", "Event", "CUDAGraph", "current_stream", "set_stream", "stream", "graph", "device"):
+        for name in (*MADE, "current_stream", "set_stream", "stream", "graph", "device", "memory_reserved"):
             patch.setattr(torch.cuda, name, self.checked(name, getattr(self, name)))
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: "the pool")
         patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.mode)
         patch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(self, "mode", mode))
 
     def checked(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
         real = getattr(torch.cuda, name)
-        made_by = real.__new__ if name in ("Stream", "Event", "CUDAGraph") else real
+        made_by = real.__new__ if name in MADE else real
         signature = None if name == "CUDAGraph" else inspect.signature(made_by)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -83,15 +85,19 @@ class StandIn:
             self.now = before
 
     @contextmanager
-    def graph(self, cuda_graph: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+    def graph(self, cuda_graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
         before, self.now = self.now, stream.name
-        self.calls.append(f"begin on {stream.name}, {capture_error_mode}")
+        self.calls.append(f"begin on {stream.name} in {pool}, {capture_error_mode}")
         try:
             yield
         finally:
             if self.end_fails:
                 raise RuntimeError("previous error")
             self.now = before
+
+    def memory_reserved(self, device: Any) -> int:
+        assert device == DEVICE
+        return 1 << 20
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
@@ -109,10 +115,21 @@ def test_a_capture_runs_on_the_side_and_comes_back(cuda: StandIn) -> None:
     seen: list[str] = []
     replay = CudaGpu(DEVICE).capture(lambda: seen.append(cuda.now))
     assert seen == ["side"]
-    assert cuda.calls == ["device", "side waits for here", "begin on side, thread_local"]
+    assert cuda.calls == ["device", "side waits for here", "begin on side in the pool, thread_local"]
     assert cuda.now == "here"
     replay()
     assert cuda.calls[-1] == "replay"
+
+
+def test_recordings_share_one_pool_and_their_memory_is_asked_of_the_allocator(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, pools = CudaGpu(DEVICE), iter("ab")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    for _ in range(2):
+        gpu.capture(lambda: None)
+    assert [call for call in cuda.calls if "begin" in call] == ["begin on side in a, thread_local"] * 2
+    assert gpu.memory() == 1 << 20
 
 
 def test_a_capture_whose_end_fails_leaves_the_stream_as_it_was_and_keeps_the_first_cause(cuda: StandIn) -> None:

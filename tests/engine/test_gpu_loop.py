@@ -1,6 +1,6 @@
-"""The loop on a GPU, by a stand-in for the GPU: late looks and captured steps change no result, and give way in words.
+"""The loop on a stand-in for a GPU: late reads and captured steps change no result; a failure falls back with a reason.
 
-`fake_gpu` says what the stand-in is like. What nobody can test here is how a real device and its driver behave.
+`fake_gpu` describes the stand-in. The behaviour of a real device and its driver is not tested here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import asrd
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, AsrdDecoder, Decoder, find_decoder
 from asrd.engine import loop
+from asrd.engine.batch import Batch, decode
 from asrd.engine.device import graph
-from asrd.engine.loop import Run, decode, select_slots
+from asrd.engine.loop import Run, select_slots
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
@@ -83,6 +84,21 @@ def asrd_model(name: str, seed: int, **options: Any) -> Any:
 # --- same results ----------------------------------------------------------------------------------------------------
 
 
+def forwards(steps: list[int], most: int) -> list[tuple[int, bool]]:
+    """How many forward passes three rows take together, and the last of them alone, where the host learns a forward
+    pass late that a row is done, or at once when it waits: before rows are dropped, and when the budget is used up."""
+    _, second, last = sorted(steps)
+    together = min(second + 1, most)
+    if last <= together:
+        return [(together, last == together)]
+    return [(together, True), (min(last + 1, most) - together, last == most)]
+
+
+def looks(number: int, waits: bool) -> list[str]:
+    """The calls of so many forward passes: each sends a report, which is waited for after the next one, or at once."""
+    return ["send", *["send", "wait"] * (number - 1), *["wait"] * waits]
+
+
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 33), marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", EVERY)
 def test_late_looks_and_graphs_change_no_result(name: str, seeds: range) -> None:
@@ -95,13 +111,13 @@ def test_late_looks_and_graphs_change_no_result(name: str, seeds: range) -> None
         same(generate(model, name, recorded, cuda_graph=True), wanted)
         same(generate(model, name, observed, cuda_graph=True, observers=[lambda state: None]), wanted)
 
-        steps = int(wanted.steps.max())
         most = int(EVERY[name][0].get("steps", LENGTH)) if "alg" in EVERY[name][0] else LENGTH
-        forwards = min(steps + 1, most)
-        assert late.calls == ["send", *["send", "wait"] * (forwards - 1)] + ["wait"] * (forwards == steps)
-        assert recorded.count("send") == forwards
-        assert recorded.count("replay") == max(forwards - graph.WARM_UP, 0)
-        assert recorded.count("capture") == (forwards > graph.WARM_UP)
+        batches = forwards(wanted.steps.tolist(), most)
+        assert late.calls == [call for number, waits in batches for call in looks(number, waits)]
+        assert recorded.count("send") == sum(number for number, _ in batches)
+        assert recorded.count("replay") == sum(max(number - graph.WARM_UP, 0) for number, _ in batches)
+        assert recorded.count("capture") == sum(number > graph.WARM_UP for number, _ in batches)
+        steps = int(wanted.steps.max())
         assert observed.count("send") == 0
         assert observed.count("replay") == max(steps - graph.WARM_UP, 0)
         replays += recorded.count("replay")
@@ -149,7 +165,7 @@ def test_the_forward_pass_too_many_leaves_the_whole_state_as_it_is(name: str) ->
         states = []
         for gpu in (None, FakeGpu()):
             run, decoder = run_of(model, name, gpu)
-            decode(run, decoder)
+            decode(Batch(run, decoder, range(len(IDS))), compact=False)
             states.append(decoder.state)
         for part in fields(states[0]):
             assert torch.equal(getattr(states[0], part.name), getattr(states[1], part.name)), part.name
@@ -339,7 +355,6 @@ class Stubborn(AsrdDecoder):
         (with_a_hook, {}, r"LlamaForCausalLM has a hook on model.layers.1, which a graph would not call"),
         (on_two_devices, {}, r"LlamaForCausalLM is spread over several devices \(cpu, meta\)"),
         (compiled_inside, {}, r"LlamaForCausalLM is compiled by torch.compile, which may record graphs of its own"),
-        (None, {"kv_cache": "prefix"}, r"with kv_cache='prefix' the host decides in each step what is computed"),
         (None, {"observers": [Inspector()]}, r"an observer looks into the steps"),
         (None, {"decoder": "stubborn"}, r"Stubborn says that its steps cannot be captured"),
     ],

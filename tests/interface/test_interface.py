@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
+import subprocess
+import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +21,12 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, TextDiffusionStreamer, TextStreamer
 
 import asrd
+from asrd import arguments
 from asrd.config import ALIASES, FIELDS, AsrdConfig
+from asrd.settings import Settings
 from tests.support.table_models import TableModel, TableSpec, make_llama
 
+ROOT = Path(__file__).parents[2]
 IDS = torch.tensor([[2, 3, 4, 5]])
 SPEC = TableSpec(seed=5, eos_token_id=None, pad_token_id=0)
 
@@ -329,9 +336,8 @@ def test_what_would_have_no_effect_is_refused(llama: Any) -> None:
 
 
 def test_lladas_own_call_works_unchanged(caplog: pytest.LogCaptureFixture) -> None:
-    from asrd import generate
 
-    generate._logged.clear()
+    arguments._logged.clear()
     mask = torch.ones_like(IDS)
     with caplog.at_level(logging.WARNING, logger="asrd"):
         for _ in range(2):
@@ -363,7 +369,7 @@ def test_eos_options_suppress_and_distrust_the_end_of_text() -> None:
     slow = asrd.fast_generate(
         TableModel(spec), IDS, confidence_eos_eot_inf=True, return_dict_in_generate=True, **settings
     )
-    assert slow.steps.item() == 12  # nothing is confident, so one token a step
+    assert slow.steps.item() == 12  # nothing is confident, so one token per step
     assert eager.steps.item() < 12
 
 
@@ -374,3 +380,80 @@ def test_an_end_of_turn_pick_has_no_confidence_either() -> None:
         TableModel(spec), IDS, eos_token_id=2, eot_token_id=1, confidence_eos_eot_inf=True, **settings
     )
     assert out.steps.item() == 12
+
+
+# --- nothing is ignored in silence -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"top_p": 0.1}, {"repetition_penalty": 5.0}, {"stop_strings": ["x"]}, {"min_new_tokens": 3},
+     {"bad_words_ids": [[3]]}, {"max_time": 1.0}, {"num_beams": 2}],
+    ids=lambda setting: next(iter(setting)),
+)  # fmt: skip
+def test_a_setting_of_a_plain_config_that_is_not_honoured_is_refused(llama: Any, setting: dict[str, Any]) -> None:
+    config = GenerationConfig(do_sample=True, temperature=0.7, max_new_tokens=2, **setting)
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        asrd.fast_generate(llama, IDS, generation_config=config)
+
+
+def test_a_plain_config_without_such_settings_is_taken(llama: Any) -> None:
+    config = GenerationConfig(do_sample=True, temperature=0.7, max_new_tokens=2, use_cache=True, output_scores=True)
+    assert asrd.fast_generate(llama, IDS, generation_config=config).shape[1] == IDS.shape[1] + 2
+
+
+def test_help_shows_every_setting_with_its_default_and_hides_none() -> None:
+    shown = str(inspect.signature(asrd.fast_generate))
+    assert "attention_mask" in shown
+    for name, field in FIELDS.items():
+        assert f"{name}={field.default!r}" in shown
+
+
+def test_editors_know_every_setting_and_no_other() -> None:
+    assert set(Settings.__annotations__) == set(FIELDS) | set(ALIASES)
+    assert typing.get_type_hints(asrd.fast_generate)["settings"] == typing.Unpack[Settings]
+    assert typing.get_type_hints(asrd.AsrdConfig.__init__)["given"] == typing.Unpack[Settings]
+
+
+@pytest.mark.parametrize("name", ["probe", "verify", "decoder", "threshold", "scope"])
+def test_none_is_refused_where_it_has_no_meaning(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=None is out of range"):
+        asrd.fast_generate(TableModel(SPEC), IDS, max_new_tokens=2, **{name: None})
+
+
+def test_none_switches_off_what_a_config_switched_on(llama: Any) -> None:
+    config = asrd.AsrdConfig(kv_cache="dual", max_new_tokens=4)
+    seen: list[Any] = []
+    asrd.fast_generate(llama, IDS, generation_config=config, kv_cache=None, observers=[lambda state: seen.append(1)])
+    resolved = arguments.resolve_config(config, {"kv_cache": None})
+    assert seen
+    assert resolved.kv_cache is None
+    assert resolved.max_new_tokens == 4
+
+
+@pytest.mark.parametrize("trace", [True, False, 1, 5, object()])
+def test_a_trace_that_is_no_path_is_refused_before_anything_is_opened(trace: Any) -> None:
+    with pytest.raises(ValueError, match=r"is not a path: .*return_trace=True"):
+        asrd.fast_generate(TableModel(SPEC), IDS, max_new_tokens=2, trace=trace)
+    os.fstat(1)  # standard output is still open
+
+
+def test_a_streamer_that_transformers_would_swallow_is_said_to_be(llama: Any) -> None:
+    recorder = Recorder()
+    with pytest.raises(ValueError, match=r"functools\.partial\(asrd\.fast_generate, streamer="):
+        llama.generate(IDS, custom_generate=asrd.fast_generate, max_new_tokens=2, streamer=recorder)
+
+
+def test_a_misspelt_setting_gets_a_hint() -> None:
+    with pytest.raises(ValueError, match="thresold'; did you mean threshold"):
+        asrd.fast_generate(TableModel(SPEC), IDS, thresold=0.5)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="did you mean threshold"):
+        asrd.AsrdConfig(thresold=0.5)  # type: ignore[call-arg]
+
+
+def test_import_asrd_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, asrd; print(asrd.__version__, sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.split(maxsplit=1)[1].strip() == "[]"

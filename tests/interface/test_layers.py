@@ -11,15 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = (  # from the bottom to the top; parts of one layer may not import each other
     ("asrd_kernels",),
+    ("asrd.settings",),
     ("asrd.config", "asrd.output"),
     ("asrd.models",),
     ("asrd.engine",),
     ("asrd.decoders",),
     ("asrd.trace",),
+    ("asrd.arguments",),
     ("asrd.generate", "asrd.viewer"),
+    ("asrd.many",),
     ("asrd",),  # the public names
     ("asrd.lab",),
     ("asrd.cli",),
+    ("asrd.__main__",),
 )
 LEVELS = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 FILES = sorted([*ROOT.glob("asrd/**/*.py"), *ROOT.glob("asrd_kernels/**/*.py")])

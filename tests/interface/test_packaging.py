@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tarfile
 from importlib import metadata, resources
 from pathlib import Path
 
@@ -74,3 +75,16 @@ def test_every_dependency_is_pinned() -> None:
     needed = [r for r in metadata.requires("asrd") or [] if "extra" not in r or "test" in r]
     names = {r.split(";")[0].split(">")[0].split("<")[0].split("=")[0].strip().lower() for r in needed}
     assert names - pinned == set()
+
+
+def test_the_source_distribution_has_what_its_tests_need(tmp_path: Path) -> None:
+    command = ["setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    files = [file for folder in ("tests", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.*")]
+    files += [file for folder in ("asrd", "asrd_kernels") for file in (ROOT / folder).rglob("*.*")]
+    files += [ROOT / name for name in ("README.md", "LICENSE", "CONTRIBUTING.md", "constraints.txt", ".pytest.ini")]
+    wanted = {f.relative_to(ROOT).as_posix() for f in files if f.is_file() and f.parent.name != "__pycache__"}
+    assert wanted - packed == set()
+    assert not {name for name in packed if name.endswith(".pyc")}

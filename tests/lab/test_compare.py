@@ -237,7 +237,7 @@ def test_an_interrupted_comparison_resumes_where_it_stopped(folder: str, tmp_pat
     os.kill(process.pid, signal.SIGINT)
     _, complaint = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "the same command goes on" in complaint
+    assert "the same command resumes" in complaint
     (path,) = tmp_path.glob("records/*.jsonl")
     before = path.read_text().splitlines()
     assert 0 < len(before) < 12

@@ -153,7 +153,7 @@ def test_a_model_that_returns_no_attentions_is_refused_with_a_hint(make: Any) ->
 def test_settings_that_leave_nothing_to_compare_are_refused() -> None:
     model = make_llama(seed=1)
     model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="nothing to compare"):
+    with pytest.raises(ValueError, match="no state of these decodes had anchors"):
         attention_redistribution(model, SAMPLES, SETTINGS | {"threshold": 1.0})
     with pytest.raises(ValueError, match="cfg_scale=1"):
         attention_redistribution(model, SAMPLES, SETTINGS | {"cfg_scale": 1})

@@ -96,11 +96,11 @@ def test_tasks_go_to_an_annotator_and_come_back_as_figures(tmp_path: Path, capsy
         (["errors", "--windows", "0,1"], "--windows 0,1: expected integers of at least 1"),
         (["errors", "--decoders", "magic"], "decoder='magic' is unknown"),
         (["errors", "--annotations", "/no/such/file"], "/no/such/file"),
-        (["errors", "--annotations", "x", "--tasks", "y"], "give one of them"),
+        (["errors", "--annotations", "x", "--tasks", "y"], "give one of the two"),
         (["visible", "--prompts", "/no/such/file", "--model", "MODEL"], "/no/such/file"),
         (["visible", "--draws", "0"], "--draws 0: expected at least 1"),
         (["runtime", "--set", "threshold=2"], "threshold=2 is out of range"),
-        (["stability", "--set", "decoder=wino"], "--set decoder: a diagnosis settles this itself"),
+        (["stability", "--set", "decoder=wino"], "--set decoder: set by the diagnosis itself"),
         (["stability", "--longest", "1", "--models", "MODEL", *SMALL], "longest=1: expected at least 2"),
     ],
 )

@@ -125,14 +125,14 @@ def test_an_exponential_decay_is_recognised() -> None:
     assert found.decay.value == pytest.approx(math.log(2))
     assert [factor.value for factor in found.factors] == pytest.approx([0.5] * 3)
     assert found.independent == pytest.approx((0.5, 0.25, 0.125, 0.0625))
-    assert "an exponential fall, is within the intervals; independent steps are within" in found.in_words()
+    assert "an exponential decay is within the intervals; independent steps are within" in found.in_words()
 
 
 def test_persistent_wrong_predictions_are_not_called_exponential() -> None:
     pairs = torch.full((8,), 10_000.0)
     found = persistence(pairs, torch.tensor([4000.0, 2000.0, 1800.0, 1780.0]).repeat(8, 1))
     assert "slower than exponential" in found.in_words()
-    assert "far from independent" in found.in_words()
+    assert "steps are not independent" in found.in_words()
     assert "Too few wrong predictions" in persistence(torch.tensor([9.0, 9.0]), torch.zeros(2, 3)).in_words()
 
 

@@ -162,7 +162,7 @@ def test_a_users_file_goes_through_the_chat_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no prompts"),
+        ("", "has no prompts"),
         ("[", "is not JSON"),
         ('{"prompt": "a", "answer": "b"}\n{', "line 2 is not JSON"),
         ('["x"]', 'entry 1: expected an object with "prompt"'),

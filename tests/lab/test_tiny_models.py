@@ -19,7 +19,7 @@ from asrd.lab.tiny.recipe import RECIPES
 from asrd.lab.tiny.task import held_out
 
 ROOT = Path(__file__).parents[2]
-WEIGHTS = ROOT / "asrd" / "tiny" / "weights"
+WEIGHTS = ROOT / "asrd" / "models" / "packaged"
 MODELS = [recipe.folder for recipe in RECIPES.values()]
 
 

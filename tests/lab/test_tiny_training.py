@@ -164,7 +164,7 @@ def test_shifted_logits_are_read_one_row_earlier() -> None:
 
 
 @pytest.mark.parametrize("shift", [False, True])
-def test_exported_folder_holds_the_model_to_half_precision(shift: bool, tmp_path: Path) -> None:
+def test_the_exported_folder_has_the_model_in_half_precision(shift: bool, tmp_path: Path) -> None:
     model = small_model(shift)
     export(model, tmp_path, {"recipe": "test"})
     again = import_weights(tmp_path)

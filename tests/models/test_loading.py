@@ -434,8 +434,58 @@ def test_a_key_that_would_take_a_translated_ones_place_is_named(tmp_path: Path) 
 
 def test_of_many_wrong_keys_a_few_are_named(tmp_path: Path) -> None:
     original = randomise(ORIGINALS["llada"](), seed=18)
-    with pytest.raises(ValueError, match=r"missing: .*blocks\.2\.attn_norm\.weight.* and 10 more"):
-        load(write(tmp_path, original, n_layers=4))
+
+    def drop(weights: dict[str, Tensor]) -> None:
+        for name in [name for name in weights if ".blocks.1." in name and "attn_norm" not in name]:
+            del weights[name]
+
+    with pytest.raises(ValueError, match=r"missing: .*blocks\.1\.attn_out\.weight"):
+        load(write(tmp_path, original, edit=drop))
+    names = [f"w{i}" for i in range(20)]
+    with pytest.raises(ValueError, match=r"unexpected: w0, w1, .* and 12 more"):
+        load(write(tmp_path, original, edit=lambda w: w.update({name: torch.ones(1) for name in names})))
+
+
+@pytest.mark.parametrize("layers", [1, 3, 10**9])
+def test_another_number_of_layers_is_refused_before_memory_is_taken(tmp_path: Path, layers: int) -> None:
+    folder = write(tmp_path, randomise(ORIGINALS["llada"](), seed=18), n_layers=layers)
+    with pytest.raises(ValueError, match=rf"config.json says {layers} layers, but the weights of .* have 2"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"d_model": 0}, "d_model=0: it must be an integer of at least 1"),
+        ({"n_heads": 0}, "n_heads=0: it must be"),
+        ({"d_model": 10**12}, "embedding table of"),
+        ({"mask_token_id": "2"}, "mask_token_id='2': it must be an integer"),
+        ({"mask_token_id": [2]}, r"mask_token_id=\[2\]: it must be an integer"),
+        ({"eos_token_id": "x"}, "eos_token_id='x': it must be an integer"),
+        ({"torch_dtype": "float99"}, "dtype 'float99'"),
+        ({"torch_dtype": 5}, "dtype 5"),
+        ({"architectures": 5}, "architectures=5: it must be a list"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_one_sentence(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        load(write(tmp_path, randomise(ORIGINALS["llada"](), seed=18), **change))
+
+
+def test_a_packaged_name_in_capitals_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(ValueError, match="did you mean the packaged model 'tiny'"):
+        load("Tiny")
+
+
+def test_a_large_model_on_a_cpu_is_worth_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path, randomise(ORIGINALS["llada"](), seed=18))
+    load(folder)
+    assert "parameters are on the CPU" not in caplog.text
+    monkeypatch.setattr(weights, "LARGE", 100)
+    load(folder)
+    assert "parameters are on the CPU" in caplog.text
 
 
 # --- what must be refused -------------------------------------------------------------------------------------------
@@ -532,7 +582,7 @@ def test_an_absent_feature_means_what_it_means_in_the_original(tmp_path: Path) -
     [
         ("llada", {"d_model": None}, "lacks 'd_model'"),
         ("llada", {"n_heads": 5}, "not a multiple"),
-        ("llada", {"mask_token_id": 64}, "mask_token_id=64: it must be at least 0 and below 64"),
+        ("llada", {"mask_token_id": 64}, "mask_token_id=64: it must be an integer of at least 0 and below 64"),
         ("llada", {"eos_token_id": [59, -1]}, r"eos_token_id=\[59, -1\]"),
         ("llada", {"mask_token_id": None}, "lacks mask_token_id"),
         ("dream", {"rope_theta": None}, "lacks 'rope_theta'"),
@@ -566,7 +616,7 @@ def test_a_broken_weight_file_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, randomise(ORIGINALS["dream"](), seed=23))
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-50])
-    with pytest.raises(ValueError, match="cannot load"):
+    with pytest.raises(ValueError, match="broken or incomplete"):
         load(folder)
     file.unlink()
     with pytest.raises(ValueError, match="cannot load"):
@@ -718,11 +768,11 @@ def test_the_mask_id_is_also_found_in_generation_config_and_tokenizer(tmp_path: 
 
 
 def test_packaged_names_mean_folders_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "__file__", str(tmp_path / "asrd" / "load" / "source.py"))
+    monkeypatch.setattr(source, "__file__", str(tmp_path / "source.py"))
     for name in ("tiny", "tiny-plain", "tiny-shift"):
         with pytest.raises(ValueError, match=f"this build of asrd has no model '{name}'"):
             load(name)
-    write(tmp_path / "asrd" / "tiny" / "weights" / "tiny-shift", randomise(ORIGINALS["dream"](), seed=31))
+    write(tmp_path / "packaged" / "tiny-shift", randomise(ORIGINALS["dream"](), seed=31))
     assert load("tiny-shift")[0].config.logits_shift is True
 
 

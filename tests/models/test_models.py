@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -98,7 +100,7 @@ def test_where_logits_are_more_than_the_head_they_are_taken_whole(caplog: pytest
     with caplog.at_level(logging.WARNING, logger="asrd"):
         flat = asrd.fast_generate(capped, ids, **SETTINGS)
     assert "more than head(body(x))" in caplog.text
-    assert flat.steps.item() == 10  # so flat a distribution is never confident: one token a step
+    assert flat.steps.item() == 10  # so flat a distribution is never confident: one token per step
 
 
 def test_probes_run_once_per_model() -> None:
@@ -241,3 +243,31 @@ def test_a_compiled_model_is_called_as_it_is() -> None:
     assert not ModelAdapter(compiled).split
     out = asrd.fast_generate(compiled, IDS, max_new_tokens=4, block_length=2)
     assert torch.equal(out, asrd.fast_generate(model, IDS, max_new_tokens=4, block_length=2))
+
+
+def modes(model: nn.Module) -> dict[str, bool]:
+    return {name: module.training for name, module in model.named_modules()}
+
+
+def test_every_module_keeps_its_own_training_mode() -> None:
+    """Frozen parts of a model in training, or the other way round, and a KV cache, which is tested as well."""
+    for whole, part in ((True, False), (False, True)):
+        model = make_llama(3)
+        model.train(whole)
+        model.model.layers[0].train(part)
+        before = modes(model)
+        asrd.fast_generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=2, kv_cache="dual")
+        assert modes(model) == before
+
+
+def test_four_threads_on_a_new_model_leave_its_training_mode_as_it_was() -> None:
+    model = make_llama(4).train()
+    together = threading.Barrier(4)
+
+    def work(_: int) -> None:
+        together.wait()
+        asrd.fast_generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=2)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert all(modes(model).values())

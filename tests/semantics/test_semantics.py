@@ -328,7 +328,8 @@ def watch(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | No
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DECODERS, "watching", Watching)
-        asrd.fast_generate(model, input_ids, attention_mask=attention_mask, **settings, decoder="watching")
+        options = {"decoder": "watching", "observers": [lambda state: None]}  # observed rows stay when they are done
+        asrd.fast_generate(model, input_ids, attention_mask=attention_mask, **settings, **options)
     return Watched(decoders[0], states)
 
 

@@ -116,7 +116,7 @@ class Row:
             self.out.reached.add("revocation")
 
     def done_after_step(self, revocable: Iterable[int] = ()) -> bool:
-        """Count the step. `revocable`: committed tokens that the decoder may still take back; they end no text."""
+        """Count the step. `revocable`: committed tokens that the decoder may still revoke; they end no text."""
         masks = set(self.masks())
         end = end_of_text(self.canvas, self.generated, masks | set(revocable) if masks else set(), self.cfg)
         if end is not None:
@@ -154,7 +154,7 @@ def standard(
     noise: Noise | None = None,
     lots: Lots | None = None,
 ) -> Result:
-    """LLaDA's: a block of m masks and S steps commits m // S tokens a step, in the first m % S steps one more.
+    """LLaDA's: a block of m masks and S steps commits m // S tokens per step, in the first m % S steps one more.
 
     LLaDA asks for whole blocks and equally many steps for each; else S is rounded down. Where S exceeds m, LLaDA idles
     through the rest of its steps; such forwards change nothing and are left out here (the budget of SEMANTICS.md).
@@ -282,7 +282,7 @@ def until_no_mask(
 
 
 def wino(prompt: Sequence[int], forward: Forward, settings: BaselineSettings, noise: Noise | None = None) -> Result:
-    """Draft above `threshold`; take back what a shadow row, which does not see it, gives less than `threshold_back`."""
+    """Draft above `threshold`; revoke what a shadow row, which does not see it, gives less than `threshold_back`."""
     row, cfg = Row(prompt, forward, settings, noise), settings
     for block in row.blocks:
         committed: set[int] = set()
@@ -328,7 +328,7 @@ def wino(prompt: Sequence[int], forward: Forward, settings: BaselineSettings, no
 def shadowed_logits(row: Row, block: range) -> tuple[list[list[float]], dict[int, int]]:
     """Logits of canvas and shadow rows, and for each position of the block the row that tells what belongs there.
 
-    A shadow row stands, as a mask, at a position of the block; it sees all other shadow rows and everything real but
+    A shadow row is a mask at a position of the block; it sees all other shadow rows and everything real but
     the one token it speaks of. Of shifted models, where a row speaks of the next position, there is one more in front
     (and the last one, which speaks of the token behind the block, does not see that).
     """
@@ -362,7 +362,7 @@ def saber(
     noise: Noise | None = None,
     ties_by: TopK = topk_of_torch,
 ) -> Result:
-    """LLaDA's variant: at least `n` drafts, the threshold a running mean; what lost most confidence is taken back.
+    """LLaDA's variant: at least `n` drafts, the threshold a running mean; what lost most confidence is revoked.
 
     The original looks for its `n` best among all positions, also those that are committed or not yet due: with
     `faithful` these, equal to each other, are filled up as `ties_by` would choose among the whole canvas.
@@ -403,10 +403,10 @@ def saber(
             final |= {p: confidence.get(p, -math.inf) for p in chosen}
             if row.masks(end):
                 count = max(cfg.n, len(chosen))
-                taken_back = min(max(cfg.n // 2, math.ceil(count / 8)), count - 1)
+                revocations = min(max(cfg.n // 2, math.ceil(count / 8)), count - 1)
                 loss = {p: -gain[p] for p in due if p in gain and row.canvas[p] != cfg.mask_token_id}
-                revoked = row.highest(loss, taken_back)
-                assert len(revoked) == taken_back, "equal blocks have enough to take back"
+                revoked = row.highest(loss, revocations)
+                assert len(revoked) == revocations, "equal blocks have enough tokens to revoke"
                 if any(p < block.start for p in revoked):
                     row.out.reached.add("revocation in an earlier block")
                 row.revoke(revoked)
@@ -418,7 +418,7 @@ def saber(
 def saber_dream(
     prompt: Sequence[int], forward: Forward, settings: BaselineSettings, noise: Noise | None = None
 ) -> Result:
-    """Dream's variant: no blocks, at least two drafts, and the least likely committed tokens are taken back."""
+    """Dream's variant: no blocks, at least two drafts, and the least likely committed tokens are revoked."""
     row, cfg = Row(prompt, forward, settings, noise), settings
     first_confidence: dict[int, float] = {}
     while masks := row.masks():

@@ -136,7 +136,7 @@ class SlowTransformer:
 
 
 class SlowCachedModel:
-    """A model with its cache as an oracle calls it: embeddings in, logits out; with guidance two calls a step."""
+    """A model with its cache as an oracle calls it: embeddings in, logits out; with guidance two calls per step."""
 
     def __init__(self, model: Any, schedule: SlowSchedule, calls_a_step: int = 1) -> None:
         self.schedule, self.calls = schedule, 0

@@ -101,6 +101,7 @@ class FakeGpu:
 
     def __init__(self, fails: BaseException | None = None) -> None:
         self.fails = fails
+        self.recorded = 0  # bytes of what captures have left behind
         self.calls: list[str] = []
         self.collecting: list[bool] = []  # was the garbage collector on while capturing?
 
@@ -132,6 +133,9 @@ class FakeGpu:
             work()
         return reads.found
 
+    def memory(self) -> int:
+        return self.recorded
+
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         self.calls.append("capture")
         recorder = Recorder()
@@ -143,6 +147,7 @@ class FakeGpu:
                     raise self.fails
         finally:
             recorder.undo()
+        self.recorded += sum(t.untyped_storage().nbytes() for *_, fresh in recorder.tape for t in fresh)
 
         def replay() -> None:
             self.calls.append("replay")

@@ -123,7 +123,8 @@ def witnessed_logits(row: Row, heard: Sequence[int]) -> tuple[list[list[float]],
     places = list(range(real)) + stands
     visible = [[key < real for key in range(len(places))] for _ in range(real)]
     for number, p in enumerate(heard):
-        visible.append([key not in (p, stands[number]) if key < real else key == real + number for key in range(len(places))])
+        unseen = {p, stands[number], *range(real, len(places))} - {real + number}
+        visible.append([key not in unseen for key in range(len(places))])
 
     def ask(canvas: list[int]) -> list[list[float]]:
         return row.forward(canvas + [canvas[place] if ahead else mask for place in stands], places, visible)
@@ -131,5 +132,6 @@ def witnessed_logits(row: Row, heard: Sequence[int]) -> tuple[list[list[float]],
     logits, scale = ask(row.canvas), row.cfg.cfg_scale
     if scale:
         blind = ask([mask] * row.begin + row.canvas[row.begin :])
-        logits = [[u + (scale + 1) * (c - u) for c, u in zip(*both, strict=True)] for both in zip(logits, blind, strict=True)]
+        pairs = zip(logits, blind, strict=True)
+        logits = [[u + (scale + 1) * (c - u) for c, u in zip(*both, strict=True)] for both in pairs]
     return logits[:real], {p: logits[real + number] for number, p in enumerate(heard)}

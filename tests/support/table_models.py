@@ -111,7 +111,7 @@ class TableModel(nn.Module):
         for token in eos:
             if token is not None and spec.eos_bonus:
                 rows[:, token] += spec.eos_bonus
-        rows[::3, spec.mask_token_id] += 5  # the mask is often the model's favourite; nobody may listen
+        rows[::3, spec.mask_token_id] += 5  # the mask is often top-1; decoders must ignore that
         return (rows.clamp(-14, 14) / DYADIC).round() * DYADIC
 
     def forward(
@@ -171,7 +171,7 @@ class TableModel(nn.Module):
 
     def _next(self, visible: torch.Tensor, place: torch.Tensor, token: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """For each position the place after its own and the token that it sees there (the mask, if it sees none but
-        masks); its own, if it sees nobody there."""
+        masks); its own, if it sees no position there."""
         there = visible & (place[:, None] == place[:, :, None] + 1)
         mask = self.spec.mask_token_id
         spoken = torch.where(there & (token != mask)[:, None], token[:, None], -1).amax(2)

@@ -112,7 +112,7 @@ def a_done_row_again(lines: Lines) -> int:
 
 FAULTS: dict[str, tuple[Fault, str]] = {
     "no header": (without(1), "there is no header"),
-    "another version": (header(asrd_trace=2), "asrd_trace=2 is a version that this asrd cannot read"),
+    "another version": (header(asrd_trace=2), "asrd_trace=2: this version of asrd reads version 1 only"),
     "header without length": (lambda lines: lines[0].pop("length") and 1, "the header has no 'length'"),
     "header of a wrong type": (header(length="14"), "length='14' must be an integer"),
     "prompts of two lengths": (header(prompt=[[1, 2], [3]]), "lists of ids of one length"),

@@ -4,13 +4,24 @@ schedule  which positions of a row a step recomputes ("prefix", "dual", refreshe
 layer     K/V of every canvas position; what a forward recomputes is scattered into them row by row
 partial   the model's body on chosen positions, in as few forwards as the rows allow
 body      the two together, as the loop calls them
+fixed     the same forwards in a few fixed shapes, for CUDA graphs
 support   which models, decoders and settings go together with a cache
 """
 
 from asrd.engine.caches.body import CachedBody
-from asrd.engine.caches.layer import CanvasCache
+from asrd.engine.caches.fixed import FixedForwards, Part
+from asrd.engine.caches.layer import CanvasCache, copy_lines
 from asrd.engine.caches.partial import PartialForward
 from asrd.engine.caches.schedule import Schedule
 from asrd.engine.caches.support import require_cache
 
-__all__ = ["CachedBody", "CanvasCache", "PartialForward", "Schedule", "require_cache"]
+__all__ = [
+    "CachedBody",
+    "CanvasCache",
+    "FixedForwards",
+    "Part",
+    "PartialForward",
+    "Schedule",
+    "copy_lines",
+    "require_cache",
+]

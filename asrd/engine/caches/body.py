@@ -28,7 +28,9 @@ class CachedBody:
     ) -> None:
         assert request.kv_cache is not None
         length = request.prompt.shape[1] + request.length
-        self.schedule = Schedule(request.kv_cache, request.rules.block_length, request.kv_refresh, adapter.shift)
+        size = (request.prompt.shape[0], request.prompt.device)
+        block = request.rules.block_length
+        self.schedule = Schedule(request.kv_cache, block, request.kv_refresh, adapter.shift, request.length, *size)
         self.parts = PartialForward(adapter, inputs, attention, positions, length, request.impl)
         self.real = None if request.attention is None else request.attention.bool()
         self.computed = torch.zeros(len(request.prompt), dtype=torch.int64, device=request.prompt.device)
@@ -39,10 +41,24 @@ class CachedBody:
     ) -> Tensor:
         """Hidden states [N, M, D] of embeds [N, M, D], the canvas and what the layout puts behind it, at the state
         before the forward. probed: the pending tokens' embeddings are not their own."""
-        due = self.schedule.due(state, probed)
-        self.computed += (due if self.real is None else due & self.real).sum(1)
+        due = self.due(state, probed)
         if layout is not None:
             used = torch.ones_like(layout.shared) if layout.used is None else layout.used
             self.computed += used.sum(1)
             due = torch.cat([due, used], dim=1)
         return self.parts.recompute(embeds, due, layout)
+
+    def due(self, state: DecodeState, probed: bool = True) -> Tensor:
+        """[B, L] bool: what the coming forward recomputes, counted."""
+        due = self.schedule.due(state, probed)
+        self.computed += (due if self.real is None else due & self.real).sum(1)
+        return due
+
+    def put(self, source: CachedBody, rows: tuple[Tensor, Tensor], lines: tuple[Tensor, Tensor], size: int) -> None:
+        """Take over the K/V of rows of another one, where it has some: the first of each pair names them there, the
+        second here. lines are the rows and, with classifier-free guidance, their second halves, of `size` here."""
+        self.schedule.put(source.schedule, *rows)
+        self.parts.put(source.parts, *lines, size)
+        self.computed[rows[1]] = source.computed[rows[0]]
+        if self.real is not None and source.real is not None:
+            self.real[rows[1]] = source.real[rows[0]]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches.layer import CanvasCache
+from asrd.engine.caches.layer import CanvasCache, copy_lines
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 
@@ -56,27 +56,44 @@ class PartialForward:
                 lines, wanted = torch.cat([chosen + copy * batch for copy in range(copies)]), due[chosen]
             extra = max(behind[row] for row in rows)
             if width == self.length and not extra:
-                self._whole(embeds, lines)
+                self.whole(embeds, lines)
             else:
-                self._slices(embeds, lines, wanted.repeat(copies, 1), width, layout if extra else None, extra)
+                self.slices(embeds, lines, wanted.repeat(copies, 1), width, layout if extra else None, extra)
         return self.hidden
 
-    def _whole(self, embeds: Tensor, lines: Tensor | None) -> None:
+    def put(self, source: PartialForward, rows: Tensor, slots: Tensor, size: int) -> None:
+        """Take over what is known of rows of another one; this one has `size` of them."""
+        for new, old in ((self.positions, source.positions), (self.key_mask, source.key_mask)):
+            if new is not None and old is not None:
+                copy_lines(old, rows, new, slots)
+        self.cache.put(source.cache, rows, slots, size)
+        if len(source.hidden):
+            if not len(self.hidden):
+                self.hidden = source.hidden.new_zeros(size, *source.hidden.shape[1:])
+            copy_lines(source.hidden, rows, self.hidden, slots)
+
+    def whole(self, embeds: Tensor, lines: Tensor | None) -> None:
         """The whole canvas of these lines (None: of all), just as without a cache."""
-        self.cache.aim(lines)
+        self.cache.aim(len(embeds), lines)
         inputs = {
             name: _of(lines, value) if isinstance(value, Tensor) else value for name, value in self.inputs.items()
         }
         canvas = _of(lines, embeds)[:, : self.length]
         fresh = self.adapter.body(canvas, inputs | {"past_key_values": self.cache, "use_cache": True})
-        if lines is None and embeds.shape[1] == self.length:
-            self.hidden = fresh
+        hidden = self._buffer(embeds, fresh)[:, : self.length]
+        if lines is None:
+            hidden.copy_(fresh)
         else:
-            hidden = self._room(embeds, fresh)
-            hidden[slice(None) if lines is None else lines.to(fresh.device), : self.length] = fresh
+            hidden[lines.to(fresh.device)] = fresh
 
-    def _slices(
-        self, embeds: Tensor, lines: Tensor | None, due: Tensor, width: int, layout: AttentionLayout | None, extra: int
+    def slices(
+        self,
+        embeds: Tensor,
+        lines: Tensor | None,
+        due: Tensor,
+        width: int,
+        layout: AttentionLayout | None = None,
+        extra: int = 0,
     ) -> None:
         """The positions `due` [R, M] of these lines, in `width` slots for the canvas and `extra` for what lies behind
         it; where fewer are due, some remain unused. layout: says who sees whom if there are any of the latter.
@@ -98,12 +115,12 @@ class PartialForward:
         else:
             inputs = {} if mask is None else {"attention_mask": mask}
             inputs["position_ids"] = columns if self.positions is None else self.positions[every[:, None], columns]
-        self.cache.aim(lines, torch.where(used, columns, -1), extra)
+        self.cache.aim(len(embeds), lines, torch.where(used, columns, -1), extra)
         inputs |= {"past_key_values": self.cache, "use_cache": True}
         fresh = self.adapter.body(embeds[every[:, None], columns], inputs)
-        self._room(embeds, fresh)[every[:, None].to(fresh.device), columns.to(fresh.device)] = fresh
+        self._buffer(embeds, fresh)[every[:, None].to(fresh.device), columns.to(fresh.device)] = fresh
 
-    def _room(self, embeds: Tensor, fresh: Tensor) -> Tensor:
+    def _buffer(self, embeds: Tensor, fresh: Tensor) -> Tensor:
         """`hidden`, allocated when it is first needed."""
         if len(self.hidden) == 0:
             self.hidden = fresh.new_zeros(*embeds.shape[:2], fresh.shape[2])
@@ -113,8 +130,8 @@ class PartialForward:
 def share_forwards(counts: list[int], length: int) -> list[tuple[list[int], int]]:
     """Rows that share a forward, and its width, given how many canvas positions of each row are due.
 
-    Whole canvases go with whole canvases. Slices share a forward as long as at least two thirds of every row's slots
-    are used; rows with nothing due are left out.
+    Whole canvases, rows behind them included, go with whole canvases. Slices share a forward as long as at least two
+    thirds of every row's slots are used; rows with nothing due are left out.
     """
     groups: list[tuple[list[int], int]] = []
     for row in sorted((row for row, count in enumerate(counts) if count), key=lambda row: -counts[row]):

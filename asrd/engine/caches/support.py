@@ -9,7 +9,7 @@ import torch
 
 from asrd.config import AsrdConfig
 from asrd.engine.caches.partial import PartialForward
-from asrd.models.adapter import ModelAdapter
+from asrd.models.adapter import ModelAdapter, evaluating
 
 _FULL = ("full_attention",)
 
@@ -60,9 +60,7 @@ def _keeps_to_cache(adapter: ModelAdapter) -> bool:
     attention[0, 0] = 0
     positions = (attention.cumsum(1) - 1).clamp(min=0)
     inputs = adapter.inputs(attention, positions)
-    training = adapter.model.training
-    adapter.model.eval()
-    try:
+    with evaluating(adapter.model):
         whole = adapter.body(embeds, inputs)
         cached = PartialForward(adapter, inputs, attention, positions, embeds.shape[1])
         due = torch.ones_like(attention, dtype=torch.bool)
@@ -70,8 +68,6 @@ def _keeps_to_cache(adapter: ModelAdapter) -> bool:
         due[0, :4] = due[1, 3:] = False
         cached.hidden.zero_()
         slices = cached.recompute(embeds, due)
-    finally:
-        adapter.model.train(training)
     scale = 2e-2 if adapter.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
     here, bound = attention.bool().to(whole.device), scale * float(whole.abs().max())
     due = due.to(whole.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,7 +34,11 @@ class Gpu(Protocol):
         """Do `work` and name the lines of code in which it made the host wait for the device."""
 
     def capture(self, work: Work) -> Work:
-        """Record what `work` would queue, without doing it; calling the result does it."""
+        """Record what `work` would queue, without doing it; calling the result does it. What one recording leaves
+        behind, another may overwrite, except in tensors that are older than both."""
+
+    def memory(self) -> int:
+        """Bytes that are taken on the device."""
 
 
 class CudaGpu:
@@ -43,6 +47,7 @@ class CudaGpu:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.side = torch.cuda.Stream(device)
+        self.pool: Any = None  # of memory, which its recordings share: no two of them are replayed at a time
 
     def pinned(self, like: Tensor) -> Tensor:
         """See `Gpu`."""
@@ -84,19 +89,24 @@ class CudaGpu:
     def capture(self, work: Work) -> Work:
         """See `Gpu`. "thread_local": other threads of the process may use the device during the capture."""
         graph = torch.cuda.CUDAGraph()
+        self.pool = torch.cuda.graph_pool_handle() if self.pool is None else self.pool
         with torch.cuda.device(self.device):
             here = torch.cuda.current_stream()
             self.side.wait_stream(here)
             try:
-                with torch.cuda.graph(graph, stream=self.side, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=self.pool, stream=self.side, capture_error_mode="thread_local"):
                     work()
             finally:
                 torch.cuda.set_stream(here)  # where ending a capture fails, PyTorch leaves its stream the current one
         return graph.replay
 
+    def memory(self) -> int:
+        """See `Gpu`. A recording takes whole segments of the allocator's."""
+        return torch.cuda.memory_reserved(self.device)
+
 
 def find_gpu(device: torch.device) -> Gpu | None:
-    """The `Gpu` of a device, if it is one."""
+    """A `Gpu` for a device, if it is one."""
     return CudaGpu(device) if device.type == "cuda" else None
 
 

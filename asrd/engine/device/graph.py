@@ -1,4 +1,4 @@
-"""The whole step as one CUDA graph: recorded once, then launched by a single call of the host.
+"""`Graphs`: a step, or the parts of one, as CUDA graphs: recorded once, then launched by a single call of the host.
 
 The first steps run as ever; they warm the device up and show whether a step can be recorded at all: the host must not
 wait within it, and it must leave everything it keeps where it is. Where it cannot, decoding goes on as it began, and
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,15 @@ WARM_UP = 2  # steps; the host is watched during the last of them
 _INACTIVE_HOOKS = "transformers.utils.output_capturing"  # do nothing unless hidden states are asked for
 
 
-def capture_step(step: Work, run: Run, decoder: Decoder, observers: Sequence[object] = ()) -> Work:
-    """`step`, or where the setting cuda_graph and all else allow it, a step that becomes a graph.
+def new_graphs(run: Run, decoder: Decoder, observers: Sequence[object] = ()) -> Graphs | None:
+    """Room for the graphs of this run's steps, where the setting cuda_graph and all else allow them.
 
     With cuda_graph=True a reason against it raises. With "auto" it is logged, but that there is no GPU, or that it has
     failed before with this model and decoder, is not worth a word.
     """
     setting, model, failures = run.request.config.cuda_graph, run.adapter.model, run.adapter.capabilities.uncapturable
     if setting is False or (setting == "auto" and (run.gpu is None or type(decoder) in failures)):
-        return step
+        return None
     if run.gpu is None:
         raise ValueError(
             f"cuda_graph=True, but the model is on device {str(run.request.prompt.device)!r}:"
@@ -47,59 +48,95 @@ def capture_step(step: Work, run: Run, decoder: Decoder, observers: Sequence[obj
         raise ValueError(f"cuda_graph=True, but {obstacle}: change that, or leave cuda_graph out")
     if obstacle:
         _say(obstacle)
-        return step
-    return GraphStep(step, run.gpu, decoder, None if setting is True else failures)
+        return None
+    return Graphs(run.gpu, decoder, None if setting is True else failures)
 
 
-class GraphStep:
-    """A step that is recorded after `WARM_UP` calls and replayed from then on. Each call is one step."""
+@dataclass(frozen=True)
+class GraphUse:
+    """How many graphs there are, and the bytes of device memory that recording them has taken."""
 
-    def __init__(self, step: Work, gpu: Gpu, decoder: Decoder, failures: dict[type, str] | None) -> None:
+    count: int = 0
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, several: Iterable[Graphs | None]) -> GraphUse:
+        """All of them together."""
+        found = [graphs for graphs in several if graphs is not None]
+        return cls(sum(graphs.recorded for graphs in found), sum(graphs.bytes for graphs in found))
+
+
+@dataclass
+class _Recording:
+    """A part of a step on its way to becoming a graph."""
+
+    warm: int = 0  # how often it has run as ever
+    replay: Work | None = None
+
+
+class Graphs:
+    """Parts of a step, perhaps all of it in one, that are recorded after `WARM_UP` calls each and replayed from then
+    on. A replay reads and writes the memory that the recording did, so new rows are seen if they are put there."""
+
+    def __init__(self, gpu: Gpu, decoder: Decoder, failures: dict[type, str] | None) -> None:
         """failures: where a reason is kept after which no further attempt is made; None: it raises RuntimeError."""
-        self.step, self.gpu, self.decoder, self.failures = step, gpu, decoder, failures
-        self.warm = 0
-        self.replay: Work | None = None
+        self.gpu, self.decoder, self.failures = gpu, decoder, failures
+        self.recordings: dict[Hashable, _Recording] = {}
         self.gave_up = False
+        self.bytes = 0  # of device memory that the recordings have taken
 
-    def __call__(self) -> None:
-        if self.replay is None and not self.gave_up and self.warm == WARM_UP:
-            self._record()  # executes nothing
-        if self.replay is not None:
-            self.replay()
+    @property
+    def recorded(self) -> int:
+        """How many graphs there are."""
+        return sum(part.replay is not None for part in self.recordings.values())
+
+    def run(self, name: Hashable, work: Work) -> None:
+        """Do `work`, which is the same for the same name, now as ever and later as a graph."""
+        if self.gave_up:
+            work()
+            return
+        part = self.recordings.setdefault(name, _Recording())
+        if part.replay is None and part.warm == WARM_UP:
+            part.replay = self._record(work)  # executes nothing
+        if part.replay is not None:
+            part.replay()
         elif self.gave_up:
-            self.step()
+            work()
         else:
-            self._warm_up()
+            self._warm_up(part, work)
 
-    def _warm_up(self) -> None:
-        """A step as ever, in a stream of its own; of the last one the host's part is watched."""
-        self.warm += 1
+    def _warm_up(self, part: _Recording, work: Work) -> None:
+        """As ever, in a stream of its own; the last time the host's part is watched."""
+        part.warm += 1
         host_syncs: list[str] = []
         before = _contents(self.decoder)
         with self.gpu.side_stream():
-            if self.warm == WARM_UP:
-                host_syncs = self.gpu.host_syncs(self.step)
+            if part.warm == WARM_UP:
+                host_syncs = self.gpu.host_syncs(work)
             else:
-                self.step()
+                work()
         if host_syncs:
             self._give_up(f"the host waits for the device in it ({', '.join(dict.fromkeys(host_syncs))})")
-        elif self.warm == WARM_UP and (moved := _moved(before, _contents(self.decoder))):
+        elif part.warm == WARM_UP and (moved := _moved(before, _contents(self.decoder))):
             self._give_up(
                 f"{type(self.decoder).__name__} puts new objects into {', '.join(moved)} in each step, where a graph"
                 " would go on with the old ones: change tensors in place (copy_, add_)"
             )
 
-    def _record(self) -> None:
+    def _record(self, work: Work) -> Work | None:
         """Without the garbage collector: what it frees would be freed within the graph."""
-        collecting = gc.isenabled()
+        collecting, before = gc.isenabled(), self.gpu.memory()
         gc.disable()
         try:
-            self.replay = self.gpu.capture(self.step)
+            replay = self.gpu.capture(work)
         except Exception as error:  # whatever a model's code and drivers may raise; the step itself is repeated
             self._give_up(_first_cause(error), error)
+            return None
         finally:
             if collecting:
                 gc.enable()
+        self.bytes += self.gpu.memory() - before
+        return replay
 
     def _give_up(self, reason: str, cause: Exception | None = None) -> None:
         reason = f"a step of {type(self.decoder).__name__} with this model cannot be recorded: {reason}"
@@ -107,6 +144,7 @@ class GraphStep:
             raise RuntimeError(f"cuda_graph=True, but {reason}") from cause
         self.failures[type(self.decoder)] = reason
         self.gave_up = True
+        self.recordings.clear()
         _say(reason)
 
 
@@ -117,8 +155,8 @@ def _say(reason: str) -> None:
 
 def why_not_captured(run: Run, decoder: Decoder, observers: Sequence[object]) -> str:
     """Why the steps of this decode cannot be a graph, or nothing."""
-    if run.cache is not None:
-        return f"with kv_cache={run.request.kv_cache!r} the host decides in each step what is computed"
+    if run.cache is not None and decoder.attention_layout() is not None:
+        return f"{type(decoder).__name__} puts rows behind the canvas, which with a KV cache have no fixed shape yet"
     if any(isinstance(observer, Inspector) for observer in observers):
         return "an observer looks into the steps"
     return "" if decoder.capturable else f"{type(decoder).__name__} says that its steps cannot be captured"

@@ -84,11 +84,19 @@ class EventObserver:
         self.before = Moment(*[torch.empty(0)] * len(Moment._fields))
 
     def __call__(self, state: DecodeState) -> None:
-        held = (state.generated, state.pending, state.trusted, state.done)
-        after = Moment(*(tensor.detach().cpu().clone() for tensor in held))
+        self.see(moment_of(state))
+
+    def see(self, after: Moment) -> None:
+        """The step that leads to this moment is over."""
         if self.step == 0:
             blank = Moment(*(torch.zeros_like(tensor) for tensor in after))
             self.before = blank._replace(tokens=torch.full_like(after.tokens, self.mask_id))
         self.step += 1
         self.handle(events_between(self.step, self.before, after, self.mask_id, self.eos_ids))
         self.before = after
+
+
+def moment_of(state: DecodeState) -> Moment:
+    """A copy of what events are read off, on the CPU."""
+    held = (state.generated, state.pending, state.trusted, state.done)
+    return Moment(*(tensor.detach().cpu().clone() for tensor in held))

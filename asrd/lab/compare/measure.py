@@ -1,24 +1,27 @@
-"""Runs decoders over problems, batch by batch. Results are kept on disk; finished problems are not decoded again."""
+"""Runs decoders over problems in an engine. Results are kept on disk; finished problems are not decoded again."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from asrd.config import AsrdConfig
-from asrd.generate import checked_decoder, fast_generate
+from asrd.engine.observers.events import Moment, moment_of
+from asrd.generate import checked_decoder
 from asrd.lab.compare.grading import Grader
 from asrd.lab.compare.plan import RunSpec
-from asrd.lab.tiny.batch import collate
+from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.task import Problem
+from asrd.many import Engine, Handle
 from asrd.models.adapter import ModelAdapter
-from asrd.output import AsrdOutput
+from asrd_kernels import DecodeState
 
 Record = dict[str, Any]  # a Grade's fields and: problem (its seed), steps, seconds, drafted, rows (positions computed)
 
@@ -42,13 +45,11 @@ def measure(
             done = read_records(path)
             bar.update(sum(problem.seed in done for problem in problems))
             missing = [problem for problem in problems if problem.seed not in done]
-            for start in range(0, len(missing), batch_size):
-                batch = missing[start : start + batch_size]
-                fresh = decode_batch(model, run, batch)
+            for record in decode_problems(model, run, missing, batch_size):
                 with path.open("a", encoding="utf-8") as file:
-                    file.write("".join(json.dumps(record) + "\n" for record in fresh))
-                done |= {record["problem"]: record for record in fresh}
-                bar.update(len(batch))
+                    file.write(json.dumps(record) + "\n")
+                done[record["problem"]] = record
+                bar.update()
             records.append([done[problem.seed] for problem in problems])
     return records
 
@@ -72,41 +73,44 @@ def read_records(path: Path) -> dict[int, Record]:
 
 
 def decode_batch(model: Any, run: RunSpec, problems: Sequence[Problem]) -> list[Record]:
-    """Decode and grade one batch. The seconds are the batch's, in equal shares, without the time of grading."""
-    batch = collate(problems)
-    width = batch.prompt.shape[1]
-    early_stop = bool(run.settings.get("early_stop", True))
-    settings = {"max_new_tokens": batch.length} | dict(run.settings) | {"seed": run.seed}
-    arguments = (model, batch.prompt, batch.attention_mask[:, :width])
-    options = {
-        "decoder": run.decoder,
-        "row_ids": [problem.seed for problem in problems],
-        "return_dict_in_generate": True,
-        **settings,
-    }
-    grader = Grader(problems, early_stop)
-    watch = _Stopwatch(grader)
-    started = time.perf_counter()
-    out = fast_generate(*arguments, observers=[watch], **options)
-    seconds = time.perf_counter() - started - watch.seconds
-    assert isinstance(out, AsrdOutput)
-    grades = grader.grades(out.sequences[:, width:])
-    return [
-        {"problem": problem.seed, "steps": steps, "drafted": drafted, "seconds": seconds / len(problems), "rows": rows}
-        | asdict(grade)
-        for problem, steps, drafted, rows, grade in zip(
-            problems, out.steps.tolist(), out.drafted.tolist(), out.computed.tolist(), grades, strict=True
-        )
-    ]
+    """Decode and grade problems of one level, all at a time; the records in their order."""
+    records = {record["problem"]: record for record in decode_problems(model, run, problems, len(problems))}
+    return [records[problem.seed] for problem in problems]
 
 
-class _Stopwatch:
-    """The grader's observer, and how long it took in all."""
+def decode_problems(model: Any, run: RunSpec, problems: Sequence[Problem], slots: int) -> Iterator[Record]:
+    """Decode and grade problems of one level, `slots` at a time; the records in the order in which they end.
 
-    def __init__(self, grader: Grader) -> None:
-        self.grader, self.seconds = grader, 0.0
+    A step's seconds, without the time of grading, are shared equally by the problems that take part in it.
+    """
+    if not problems:
+        return
+    watch = _Grading(problems, bool(run.settings.get("early_stop", True)))
+    settings = {"max_new_tokens": problems[0].response_length} | dict(run.settings) | {"seed": run.seed}
+    engine = Engine(model, slots=slots, observers=[watch], decoder=run.decoder, **settings)
+    for result in engine.run({"prompt": prompt_ids(problem), "row_id": problem.seed} for problem in problems):
+        if result.error is not None:
+            raise ValueError(result.error)
+        (grade,) = watch.graders[result.index].grades(torch.tensor([result.tokens]))
+        counts = {"steps": result.steps, "drafted": result.drafted, "rows": result.computed}
+        seconds = {"seconds": watch.seconds[result.index]}
+        yield {"problem": problems[result.index].seed} | counts | seconds | asdict(grade)
+        watch.since = time.perf_counter()
 
-    def __call__(self, state: Any) -> None:
-        started = time.perf_counter()
-        self.grader.observer(state)
-        self.seconds += time.perf_counter() - started
+
+class _Grading:
+    """An observer of an engine with one grader for each problem, and the seconds that each has taken."""
+
+    def __init__(self, problems: Sequence[Problem], early_stop: bool) -> None:
+        self.graders = [Grader([problem], early_stop) for problem in problems]
+        self.seconds = [0.0] * len(problems)
+        self.since = time.perf_counter()
+
+    def __call__(self, state: DecodeState, handles: tuple[Handle | None, ...]) -> None:
+        running = [(slot, handle.index) for slot, handle in enumerate(handles) if handle is not None]
+        share = (time.perf_counter() - self.since) / len(running)
+        moment = moment_of(state)
+        for slot, index in running:
+            self.seconds[index] += share
+            self.graders[index].observer.see(Moment(*(values[slot : slot + 1] for values in moment)))
+        self.since = time.perf_counter()

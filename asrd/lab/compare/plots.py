@@ -1,131 +1,183 @@
-"""Pictures of a comparison: curves over forward passes, curves over a setting, a grid of two, or the table's rows."""
+"""Plots of a comparison: accuracy against forward passes, curves over a setting, a grid of two, or the table's rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from asrd.lab.compare.report import Summary
+from asrd.lab.plotting import Label, Theme, caption, decoder_style, figure, log_axis, place_labels, save
 
-from asrd.lab.compare.report import Summary, at_equal_forwards
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # told apart by all eyes
-MARKERS = "osD^vP*X"
-ACCURACY, FORWARDS = "answers right, %", "forward passes a problem"
+ACCURACY, FORWARDS, TIME = "accuracy, %", "forward passes per problem", "ms per problem"
 CHANGE_COST = ("kv_cache", "kv_refresh", "block_length")  # settings that change what one forward pass costs
+INTERVALS = "Bars are 95 % intervals."
 
 
-def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, ...] | None = None) -> None:
-    """Draw the table as its `axes` say.
+class Point(Protocol):
+    """A setting of a decoder on the plot of accuracy against forward passes."""
 
-    None: accuracy with 95 % intervals over mean forward passes, and the gain over `threshold` at equal passes.
-    One: accuracy and forward passes over the values of that setting. Two: a grid of them. Empty: a line for each row.
+    @property
+    def decoder(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def forwards(self) -> float: ...
+    @property
+    def accuracy(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, ...] | None = None) -> list[Path]:
+    """Plot a table as its `axes` say; returns the files, for light and for dark backgrounds.
+
+    None: accuracy against forward passes, one curve per decoder. One: accuracy and forward passes over the values of
+    that setting. Two: a grid of them. Empty: one line per row of the table.
     """
-    figure = _curves(summaries) if axes is None else (_rows, _sweep, _grid)[len(axes)](summaries, *axes)
-    figure.suptitle(title)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    if axes is None:
+        return draw_frontier({"": summaries}, path, title)
+    kinds: tuple[Callable[..., Figure], ...] = (_rows, _sweep, _grid)
+    return save(path, partial(kinds[len(axes)], summaries, title, *axes))
 
 
-def _style(index: int, label: str) -> dict[str, Any]:
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "label": label}
+def draw_frontier(by_model: Mapping[str, Sequence[Point]], path: Path, title: str) -> list[Path]:
+    """Accuracy against forward passes, one panel per model, one labelled curve per decoder; returns the files.
+
+    The number at a point is the setting that its curve varies.
+    """
+    return save(path, partial(_frontier, by_model, title))
 
 
-def _error(points: Sequence[Summary]) -> list[list[float]]:
-    """The 95 % intervals as matplotlib wants them."""
-    return [[100 * (s.accuracy - s.low) for s in points], [100 * (s.high - s.accuracy) for s in points]]
+def varied(points: Sequence[Point]) -> str | None:
+    """The setting in which the points of a curve differ; None if there is none, or more than one."""
+    names = {name for point in points for name in point.settings}
+    differing = [name for name in sorted(names) if len({repr(point.settings.get(name)) for point in points}) > 1]
+    return differing[0] if len(differing) == 1 else None
 
 
-def _curves(summaries: Sequence[Summary]) -> Any:
-    equal = at_equal_forwards(summaries)
-    figure, axes = plt.subplots(1, 2 if equal else 1, figsize=(11 if equal else 6.5, 4.5), squeeze=False)
-    for index, decoder in enumerate(dict.fromkeys(s.decoder for s in summaries)):
-        points = sorted((s for s in summaries if s.decoder == decoder), key=lambda s: s.forwards)
-        style = _style(index, decoder)
-        x, y = [s.forwards for s in points], [100 * s.accuracy for s in points]
-        axes[0, 0].errorbar(x, y, _error(points), capsize=2, linewidth=1.2, **style)
-        gains = [(e["forwards"], 100 * e["difference"]) for e in equal if e["label"].split()[0] == decoder]
-        if gains:
-            axes[0, 1].plot(*zip(*sorted(gains), strict=True), **style)
-    axes[0, 0].set(xlabel=FORWARDS, ylabel=ACCURACY, xscale="log")
-    for which in ("major", "minor"):
-        getattr(axes[0, 0].xaxis, f"set_{which}_formatter")("{x:.0f}")
-    if equal:
-        axes[0, 1].axhline(0, color="grey", linewidth=1)
-        axes[0, 1].set(xlabel=FORWARDS, ylabel="points above threshold-only", title="at equal forward passes")
-    for panel in axes[0]:
-        panel.legend()
-        panel.grid(alpha=0.3)
-    return figure
+def _frontier(by_model: Mapping[str, Sequence[Point]], title: str, theme: Theme) -> Figure:
+    made, panels = figure(4.9 if len(by_model) == 1 else 4.4, 1, len(by_model), sharey=True)
+    numbers: dict[str, list[str]] = {}
+    todo = []
+    for panel, (model, summaries) in zip(panels[0], by_model.items(), strict=True):
+        labels: list[Label] = []
+        values: list[Label] = []
+        lines = []
+        for decoder in dict.fromkeys(s.decoder for s in summaries):
+            points = sorted((s for s in summaries if s.decoder == decoder), key=lambda s: s.forwards)
+            spots = [(s.forwards, 100 * s.accuracy) for s in points]
+            _errorbar(panel, theme, decoder, spots, points)
+            lines += [spots, *([(x, 100 * s.low), (x, 100 * s.high)] for s, (x, _) in zip(points, spots, strict=True))]
+            colour = theme.as_text(theme.decoder(decoder))
+            ends = [*spots[:1], *spots[:0:-1]]
+            labels.append(Label(decoder, ends, colour, size=9.5 if len(by_model) == 1 else 8.5, bold=True))
+            setting = varied(points)
+            if setting is not None:
+                if decoder not in numbers.setdefault(setting, []):
+                    numbers[setting].append(decoder)
+                texts = [_value(point.settings[setting]) for point in points]
+                values += [
+                    Label(t, [spot], colour, size=7.5, optional=True) for t, spot in zip(texts, spots, strict=True)
+                ]
+        log_axis(panel.xaxis, [s.forwards for s in summaries])
+        panel.set(xlabel=FORWARDS, title=model)
+        todo.append((panel, [*labels, *values], lines))
+    panels[0, 0].set_ylabel(ACCURACY)
+    shown = ", ".join(f"{setting} ({', '.join(decoders)})" for setting, decoders in numbers.items())
+    caption(made, theme, title, f"{INTERVALS} Numbers at the points: {shown}." if shown else INTERVALS)
+    for panel, labels, lines in todo:
+        place_labels(panel, labels, lines)
+    return made
 
 
-def _sweep(summaries: Sequence[Summary], axis: str) -> Any:
-    labels = [ACCURACY, FORWARDS, *(["ms a problem"] if axis in CHANGE_COST else [])]
-    figure, panels = plt.subplots(1, len(labels), figsize=(5.5 * len(labels), 4.5))
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _errorbar(
+    panel: Any, theme: Theme, decoder: str, spots: Sequence[tuple[float, float]], points: Sequence[Point], **more: Any
+) -> None:
+    """The curve through the spots (x, accuracy in per cent), with the intervals of the points."""
+    error = [[100 * (s.accuracy - s.low) for s in points], [100 * (s.high - s.accuracy) for s in points]]
+    style = decoder_style(theme, decoder) | {"elinewidth": 0.8, "capsize": 1.5}
+    panel.errorbar(*zip(*spots, strict=True), error, **style, **more)
+
+
+def _sweep(summaries: Sequence[Summary], title: str, axis: str, theme: Theme) -> Figure:
+    names = [ACCURACY, FORWARDS, *([TIME] if axis in CHANGE_COST else [])]
+    made, panels = figure(3.9, 1, len(names))
     swept = [s for s in summaries if axis in s.settings]
     values = list(dict.fromkeys(s.settings[axis] for s in swept))
     decoders = list(dict.fromkeys(s.decoder for s in swept))
     for index, decoder in enumerate(decoders):
-        points, style = [s for s in swept if s.decoder == decoder], _style(index, decoder)
-        aside = 0.05 * (index - (len(decoders) - 1) / 2)  # so that no interval hides another
+        points, style = [s for s in swept if s.decoder == decoder], decoder_style(theme, decoder)
+        aside = 0.06 * (index - (len(decoders) - 1) / 2)  # so that intervals do not hide each other
         x = [values.index(s.settings[axis]) + aside for s in points]
-        panels[0].errorbar(x, [100 * s.accuracy for s in points], _error(points), capsize=2, linewidth=1.2, **style)
-        panels[1].plot(x, [s.forwards for s in points], linewidth=1.2, **style)
-        if len(panels) > 2:
-            panels[2].plot(x, [1e3 * s.seconds for s in points], linewidth=1.2, **style)
+        spots = [(at, 100 * s.accuracy) for at, s in zip(x, points, strict=True)]
+        _errorbar(panels[0, 0], theme, decoder, spots, points, label=decoder)
+        panels[0, 1].plot(x, [s.forwards for s in points], **style)
+        if len(names) > 2:
+            panels[0, 2].plot(x, [1e3 * s.seconds for s in points], **style)
     for fixed in (s for s in summaries if axis not in s.settings):
-        panels[0].axhline(100 * fixed.accuracy, color="grey", linestyle="--", linewidth=1, label=fixed.label)
-    for panel, label in zip(panels, labels, strict=True):
-        panel.set(xlabel=axis, ylabel=label)
+        panels[0, 0].axhline(
+            100 * fixed.accuracy, color=theme.decoder(fixed.decoder), linestyle="--", linewidth=1.2, label=fixed.label
+        )
+    for panel, name in zip(panels[0], names, strict=True):
+        panel.set(xlabel=axis, title=name)
         panel.set_xticks(range(len(values)), [str(value) for value in values])
-        panel.grid(alpha=0.3)
-        panel.legend()
-    return figure
+    for panel in panels[0, 1:]:
+        panel.set_ylim(bottom=0)
+    panels[0, 1].legend(*panels[0, 0].get_legend_handles_labels(), loc="lower right")
+    caption(made, theme, title, INTERVALS)
+    return made
 
 
-def _grid(summaries: Sequence[Summary], across: str, up: str) -> Any:
+def _grid(summaries: Sequence[Summary], title: str, across: str, up: str, theme: Theme) -> Figure:
     swept = [s for s in summaries if across in s.settings and up in s.settings]
     columns = list(dict.fromkeys(s.settings[across] for s in swept))
     rows = list(dict.fromkeys(s.settings[up] for s in swept))
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5))
-    for panel, label, value, form in (
-        (panels[0], ACCURACY, lambda s: 100 * s.accuracy, "{:.0f}"),
-        (panels[1], FORWARDS, lambda s: s.forwards, "{:.1f}"),
+    made, panels = figure(4.0, 1, 2)
+    for panel, name, values, form in (
+        (panels[0, 0], ACCURACY, [100 * s.accuracy for s in swept], "{:.0f}"),
+        (panels[0, 1], FORWARDS, [s.forwards for s in swept], "{:.1f}"),
     ):
-        found = {(rows.index(s.settings[up]), columns.index(s.settings[across])): value(s) for s in swept}
-        image = panel.imshow(
+        places = [(rows.index(s.settings[up]), columns.index(s.settings[across])) for s in swept]
+        found = dict(zip(places, values, strict=True))
+        panel.imshow(
             [[found[row, column] for column in range(len(columns))] for row in range(len(rows))],
             cmap="cividis", origin="lower", aspect="auto",
         )  # fmt: skip
         for (row, column), number in found.items():
-            panel.text(column, row, form.format(number), ha="center", va="center",
-                       bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 2})  # fmt: skip
+            panel.text(column, row, form.format(number), ha="center", va="center", color="black",
+                       bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 2})  # fmt: skip
         panel.set_xticks(range(len(columns)), [str(c) for c in columns])
         panel.set_yticks(range(len(rows)), [str(r) for r in rows])
-        panel.set(xlabel=across, ylabel=up, title=label)
-        figure.colorbar(image)
-    return figure
+        panel.set(xlabel=across, ylabel=up, title=name)
+        panel.grid(visible=False)
+    widest = max(max(s.high - s.accuracy, s.accuracy - s.low) for s in swept)
+    caption(made, theme, title, f"95 % intervals of the accuracy: at most ± {100 * widest:.1f} points.")
+    return made
 
 
-def _rows(summaries: Sequence[Summary]) -> Any:
-    height = 1.6 + 0.4 * len(summaries)
-    figure, panels = plt.subplots(1, 2, figsize=(11, height), sharey=True, width_ratios=(3, 2))
-    decoders = list(dict.fromkeys(s.decoder for s in summaries))
+def _rows(summaries: Sequence[Summary], title: str, theme: Theme) -> Figure:
+    made, panels = figure(1.5 + 0.36 * len(summaries), 1, 2, sharey=True, width_ratios=(3, 2))
     for place, summary in enumerate(summaries):
-        style = _style(decoders.index(summary.decoder), summary.label)
-        panels[0].errorbar([100 * summary.accuracy], [place], xerr=_error([summary]), capsize=3, linewidth=1.2, **style)
-        panels[1].plot([summary.forwards], [place], **style)
-        panels[1].annotate(f"{summary.forwards:.1f}", (summary.forwards, place), xytext=(7, -3),
-                           textcoords="offset points", fontsize=8)  # fmt: skip
-    panels[0].set_yticks(range(len(summaries)), [s.label for s in summaries])
-    panels[0].invert_yaxis()
-    panels[0].set(xlabel=ACCURACY)
-    panels[1].set(xlabel=FORWARDS, xlim=(0, 1.15 * max(s.forwards for s in summaries)))
-    for panel in panels:
-        panel.grid(alpha=0.3)
-    return figure
+        style = decoder_style(theme, summary.decoder)
+        error = [[100 * (summary.accuracy - summary.low)], [100 * (summary.high - summary.accuracy)]]
+        panels[0, 0].errorbar([100 * summary.accuracy], [place], xerr=error, capsize=3, elinewidth=1.2, **style)
+        panels[0, 1].barh(place, summary.forwards, color=style["color"], height=0.6)
+        panels[0, 1].annotate(f"{summary.forwards:.1f}", (summary.forwards, place), xytext=(4, 0),
+                              textcoords="offset points", va="center")  # fmt: skip
+    panels[0, 0].set_yticks(range(len(summaries)), [s.label for s in summaries])
+    panels[0, 0].invert_yaxis()
+    panels[0, 0].set(xlabel=ACCURACY)
+    panels[0, 1].set(xlabel=FORWARDS, xlim=(0, 1.15 * max(s.forwards for s in summaries)))
+    panels[0, 1].grid(visible=False, axis="y")
+    caption(made, theme, title, INTERVALS)
+    return made

@@ -108,7 +108,8 @@ PRESETS: dict[str, tuple[Table, ...]] = {
     ),
     "frontier": (
         Table("frontier", "Accuracy against forward passes, every decoder over its range, dual cache (Saber: none)",
-              (Part(("factor", "loo"), {"factor": FACTORS}), Part(("threshold", "asrd"), {"threshold": (0.5, *DRAFTING)}),
+              (Part(("factor", "loo"), {"factor": FACTORS}),
+               Part(("threshold", "asrd"), {"threshold": (0.5, *DRAFTING)}),
                Part(("wino",), {"threshold": DRAFTING}), STANDARD,
                Part(("saber",), {"saber_n": (2, 4, 8)}, common={"kv_cache": None})),
               common={"kv_cache": "dual"}, axes=None),

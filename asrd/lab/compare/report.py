@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -148,17 +148,22 @@ def interpolate(curve: Sequence[tuple[float, float]], x: float) -> float | None:
 COLUMNS = (  # heading, field, format
     ("accuracy", "accuracy", "{:.1%}"),
     ("95 %", None, ""),
-    ("forwards", "forwards", "{:.1f}"),
-    ("tok/fwd", "tokens_per_forward", "{:.2f}"),
+    ("passes", "forwards", "{:.1f}"),
     ("ms", "seconds", "{:.0f}"),
     ("speed", "speed", "{:.1f}x"),
+    ("tokens/pass", "tokens_per_forward", "{:.2f}"),
     ("revoked", "revoked", "{:.1f}"),
-    ("prec.", "precision", "{:.0%}"),
+    ("precision", "precision", "{:.0%}"),
     ("recall", "recall", "{:.0%}"),
     ("anchors", "anchors", "{:.1f}"),
-    ("contam.", "contamination", "{:.1%}"),
+    ("wrong anchors", "contamination", "{:.1%}"),
     ("errors", "error_rate", "{:.1%}"),
     ("R", "long_span", "{:.0%}"),
+)
+LEGEND = (
+    "Per problem: passes (forward passes), ms, revoked (tokens), anchors. 95 %: interval of the accuracy. speed:"
+    " relative to standard. precision, recall: of revocation. errors: share of tokens that are wrong in the result;"
+    " R: share of these in runs of 15 or more."
 )
 
 
@@ -189,18 +194,41 @@ def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], titl
     content = {"about": about, "results": [asdict(s) for s in summaries], "at_equal_forwards": equal}
     (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     heading = [f"# {title}", ""] if title else []
-    lines = [*heading, f"    {about['command']}", "", markdown(summaries), ""]
+    lines = [*heading, f"    {about['command']}", "", markdown(summaries), "", LEGEND, ""]
     (folder / "results.md").write_text("\n".join(lines), encoding="utf-8")
     with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        rows = [asdict(s) | {"settings": json.dumps(s.settings)} for s in summaries]
+        rows = [{"model": about["model"]} | asdict(s) | {"settings": json.dumps(s.settings)} for s in summaries]
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
 
+def read_csv(path: Path) -> dict[str, list[Summary]]:
+    """The summaries in a results.csv, by model; without a column "model" the file's name is taken for it."""
+    found: dict[str, list[Summary]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                values = {field.name: _parsed(field.name, row[field.name]) for field in fields(Summary)}
+            except (KeyError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: expected the columns of results.csv: {error!r}") from error
+            found.setdefault(row.get("model") or path.stem, []).append(Summary(**values))
+    if not found:
+        raise ValueError(f"{path} has no rows: expected a results.csv of asrd compare")
+    return found
+
+
+def _parsed(name: str, text: str) -> Any:
+    if name in ("label", "decoder"):
+        return text
+    if name == "settings":
+        return json.loads(text)
+    return None if text == "" else int(text) if name == "n" else float(text)
+
+
 def save_overview(folder: Path, command: str, made: Sequence[tuple[str, str, Sequence[Summary]]]) -> None:
     """results.md of a preset: the command, and every table made so far (name, title, rows) with its plot."""
-    parts = [f"    {command}\n"]
+    parts = [f"    {command}\n", f"{LEGEND}\n"]
     for name, title, summaries in made:
         parts.append(f"## {title}\n\n{markdown(summaries)}\n\n![{title}]({name}/results.png)\n")
     (folder / "results.md").write_text("\n".join(parts), encoding="utf-8")

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.arguments import resolve_config
 from asrd.decoders import find_decoder
+from asrd.engine.batch import Batch, decode
 from asrd.engine.caches import require_cache
 from asrd.engine.decoder import Selection
-from asrd.engine.loop import Observer, Run, decode, forward, head
+from asrd.engine.loop import Observer, Run, forward, head
 from asrd.engine.request import Request, prepare, special_ids
-from asrd.generate import resolve_config
 from asrd.lab.diagnose.samples import Sample, left_padded
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState, Rules, dispatch
@@ -51,6 +52,7 @@ class DecodeContext:
         if config.kv_cache is not None:
             require_cache(adapter, config, chosen)
         config.block_length = chosen.block_length(config)
+        chosen.check_length(config, config.max_new_tokens)
         pad = special_ids(adapter, config, tokenizer).pad
         ids, mask = left_padded([sample.prompt for sample in samples], pad)
         return cls(Run.of(adapter, prepare(adapter, config, ids, mask, tokenizer=tokenizer)))
@@ -79,7 +81,7 @@ class DecodeContext:
     def decode(self, observers: Sequence[Observer] = ()) -> DecodeState:
         """Decode the prompts; observers are called with the state after each step."""
         decoder = find_decoder(self.request.config.decoder)(self.request, self.table)
-        decode(self.run, decoder, observers)
+        decode(Batch(self.run, decoder, range(len(self.request.prompt)), None, observers, strict=True), compact=False)
         return decoder.state
 
     def embeds(self, state: DecodeState, **changed: Any) -> Tensor:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import rich.table
-from rich.console import Console
-
 from asrd.lab.diagnose.intervals import Estimate
+from asrd.lab.tables import console, print_table
 
 Columns = dict[str, Callable[[Any], str]]  # the columns shown, and their formats
 Row = dict[str, Any]  # a column's name to text, a number or an `Estimate`
@@ -28,6 +26,7 @@ class Table:
     title: str
     rows: Sequence[Row]
     columns: Columns
+    keys: int = 1  # columns that identify a row
 
     def cells(self) -> list[list[str]]:
         """The cells shown, row by row."""
@@ -39,27 +38,25 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """A diagnosis. `draw` writes its plot to a path."""
+    """A diagnosis. `draw` writes its plot to a path and returns the files."""
 
     name: str
     tables: Sequence[Table]
     words: Sequence[str]
     about: dict[str, Any] = field(default_factory=dict)
-    draw: Callable[[Path], None] | None = None
+    draw: Callable[[Path], list[Path]] | None = None
 
     def show(self) -> None:
         """Print it."""
-        console = Console(width=None if sys.stdout.isatty() else 200)
+        out = console()
         for table in self.tables:
-            shown = rich.table.Table(*table.columns, title=table.title, title_justify="left")
-            for cells in table.cells():
-                shown.add_row(*cells)
-            console.print(shown)
+            print_table(out, list(table.columns), table.cells(), table.title, table.keys)
         for sentence in self.words:
-            console.print(sentence, highlight=False, soft_wrap=not sys.stdout.isatty())
+            out.print(sentence, highlight=False, soft_wrap=not sys.stdout.isatty())
 
     def save(self, folder: Path) -> list[Path]:
-        """Write NAME.json with everything, NAME-TABLE.csv per table, NAME.md and NAME.png; returns the files."""
+        """Write NAME.json with everything, NAME-TABLE.csv per table, NAME.md, NAME.png and NAME-dark.png; returns the
+        files."""
         folder.mkdir(parents=True, exist_ok=True)
         content = {
             "about": self.about,
@@ -79,8 +76,7 @@ class Report:
         files.append(folder / f"{self.name}.md")
         files[-1].write_text(self.markdown(), encoding="utf-8")
         if self.draw is not None:
-            files.append(folder / f"{self.name}.png")
-            self.draw(files[-1])
+            files += self.draw(folder / f"{self.name}.png")
         return files
 
     def markdown(self) -> str:

@@ -33,7 +33,7 @@ def attention_report(found: Sequence[Redistribution], about: dict[str, Any], tit
     columns: Columns = {"pair": text, "layer": text, "off": four, "guidance": four, "probe": four, "both": four}
     columns |= {"edit": text, "change": five, "states": text}
     words = [_direction(found, of, to) for of, to in PAIRS]
-    table = Table("layers", f"{title}: mean attention and 95 % intervals over prompts", rows, columns)
+    table = Table("layers", f"{title}: mean attention and 95 % intervals over prompts", rows, columns, keys=2)
     return Report("attention", [table], words, about, lambda path: plots.draw_attention(found, path, title))
 
 
@@ -64,7 +64,7 @@ def errors_report(found: Sequence[ErrorFigures], about: dict[str, Any], title: s
         "error rate: share of tokens that are wrong; R: share of wrong tokens in runs of 15 or more; contamination:"
         " share of anchors that are wrong in the result. 95 % intervals over texts."
     ]
-    table = Table("methods", f"{title}: errors", rows, columns)
+    table = Table("methods", f"{title}: errors", rows, columns, keys=2)
     return Report("errors", [table], words, about, lambda path: plots.draw_errors(found, path, title))
 
 
@@ -129,8 +129,14 @@ def stability_report(
     columns |= {"lambda": number("{:.2f}"), "pairs": text, "anchors per text": number("{:.1f}")}
     columns |= {"contamination": percent}
     tables = [
-        Table("bounds", "Displacement of embeddings on real states, against the paper's bounds", bounds, shown),
-        Table("decay", "Wrong predictions that last k steps; wrong anchors of decodes with window k", decay, columns),
+        Table("bounds", "Displacement of embeddings on real states, against the paper's bounds", bounds, shown, keys=2),
+        Table(
+            "decay",
+            "Wrong predictions that last k steps; wrong anchors of decodes with window k",
+            decay,
+            columns,
+            keys=2,
+        ),
     ]
     words = [f"{name}: {p.in_words()}" for name, p in lasting.items()]
     broken = sum(d.violations for edits in moved.values() for d in edits)
@@ -155,7 +161,7 @@ def runtime_report(found: Sequence[Breakdown], about: dict[str, Any], title: str
         " head.",
         "The A100 rows are the paper's (LLaDA-8B-Instruct, 256 tokens, LM head within forward), not measured here.",
     ]
-    table = Table("parts", f"{title}: time of a step by part", rows, columns)
+    table = Table("parts", f"{title}: time of a step by part", rows, columns, keys=2)
     return Report("runtime", [table], words, about, lambda path: plots.draw_runtime(found, PAPER, path, title))
 
 

@@ -1,13 +1,53 @@
-"""These tests run in Triton's interpreter: test_kernel_processes.py starts them; by hand, set TRITON_INTERPRET=1."""
+"""These tests run in Triton's interpreter, or on what Triton compiles, executed by the PTX machine.
+
+test_kernel_processes.py starts them both ways; by hand, set TRITON_INTERPRET=1, or PTX_TARGET to sm_80, sm_90 or sm_100
+and PTX_ORDER to the order of the warps (lockstep, forward, reverse, random). What is about the interpreter itself
+(test_kernel_*.py) runs there only.
+"""
 
 import os
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
+INTERPRETED, TARGET = os.environ.get("TRITON_INTERPRET") == "1", os.environ.get("PTX_TARGET")
+collect_ignore_glob = [] if INTERPRETED else ["test_kernel_*.py"] if TARGET else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def compiled_code_is_executed(request: pytest.FixtureRequest, fresh_memory_is_poisoned: None) -> Iterator[None]:
+    """With PTX_TARGET: launches run on the machine, which watches memory itself; a fault fails the test."""
+    if TARGET is None:
+        yield
+        return
+    from benchmarks.kernels.ptx.launch import executed
+    from benchmarks.kernels.ptx.unit import Options
+
+    order = os.environ.get("PTX_ORDER", "lockstep")
+    ulps = int(os.environ.get("PTX_EX2_ULPS", "0"))
+    with executed(TARGET, Options(order=order, ex2_ulps=ulps)) as machine, pytest.MonkeyPatch.context() as patch:
+        as_if_interpreted = SimpleNamespace(environ={"TRITON_INTERPRET": "1"})
+        patch.setattr("asrd_kernels.dispatch.os", as_if_interpreted)  # lets Triton have tensors on the CPU
+        if hasattr(request.module, "KernelGuard"):
+            patch.setattr(request.module, "KernelGuard", lambda: _Watched(machine))
+        yield
+
+
+class _Watched:
+    """Stands in for KernelGuard: the launches that the machine executed within the context."""
+
+    def __init__(self, machine: Any) -> None:
+        self.machine, self.launches = machine, []
+
+    def __enter__(self) -> "_Watched":
+        self.first = len(self.machine.launches)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.launches = self.machine.launches[self.first :]
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What the parity tests of the kernels share: rows that are hard to read, poisoned room, and how errors are judged.
+"""Shared by the parity tests of the kernels: rows that are numerically hard, poisoned outputs, and error tolerances.
 
 A kernel's error against float64 truth may be its twin's own plus a little: `TOLERANCES` says how much, relative to the
 true value.

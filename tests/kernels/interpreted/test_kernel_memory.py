@@ -140,7 +140,7 @@ def position_past_the_room(logits: Any, row: Any, position: Any, readout: Any, o
     LAUNCHERS["vocab_stats"](logits, row, position + 2, readout, out)
 
 
-def nobody_to_key_the_noise(hidden: Any, weight: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
+def no_row_ids(hidden: Any, weight: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
     LAUNCHERS["fused_head"](hidden, weight, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
 
 
@@ -191,7 +191,7 @@ def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, vis
         ),
         (
             lambda: head_case(2, 64, 64, torch.float32, temperature=1.0),
-            nobody_to_key_the_noise,
+            no_row_ids,
             "loads outside row_ids",
         ),
         (lambda: embed_case(2, 3, 40, 64, torch.float32, anchors=4), anchor_past_the_canvas, "loads outside tokens"),

@@ -1,0 +1,37 @@
+"""The benchmark runs, and its servers answer every request, with the tokens that each gives alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import asrd
+from benchmarks.engine.__main__ import latencies, main
+from benchmarks.engine.loads import load
+from benchmarks.engine.serving import SERVERS
+
+
+def test_a_small_run_writes_tables_and_plots(tmp_path: Path) -> None:
+    sizes = ["--requests", "5", "--slots", "2", "--threads", "1", "--rounds", "1", "--load", "2"]
+    main([*sizes, "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert {row["server"] for row in found["throughput"]} == set(SERVERS)
+    assert all(row["requests_per_second"] > 0 for row in found["throughput"])
+    assert len(found["offered"]) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "results.json", "engine.md", "engine-load.png", "engine-load-dark.png",
+    }  # fmt: skip
+
+
+def test_every_request_is_answered_after_it_arrives() -> None:
+    model, _ = asrd.load("tiny")
+    requests = load("mixed", 4)
+    arrivals = [0.0, 0.0, 0.3, 0.6]
+    for server in SERVERS.values():
+        finished = server(model, requests, arrivals, 2)
+        assert all(end > begin for end, begin in zip(finished, arrivals, strict=True))
+
+
+def test_latencies_are_those_of_the_sorted_waits() -> None:
+    found = latencies([1.0, 3.0, 2.5, 10.0], [0.0, 1.0, 2.0, 3.0])
+    assert found == {"served": 0.4, "p50": 2.0, "p95": 7.0}

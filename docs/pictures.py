@@ -1,0 +1,72 @@
+"""Makes the pictures of README and docs: `python docs/pictures.py [NAME ...]`, all of them without a name.
+
+Each is written as docs/NAME.png for light and docs/NAME-dark.png for dark backgrounds. The commands keep what they
+measure in build/pictures and resume there. Times (growth-length, growth-batch, parts) need an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT, WORK = DOCS.parent, DOCS.parent / "build" / "pictures"
+ASRD = [sys.executable, "-c", "import sys; from asrd.cli import main; sys.exit(main())"]
+
+HEAD_TO_HEAD = "python -m benchmarks.head_to_head --n 200 --out {work}/head-to-head"
+PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
+    "viewer": ("python -m benchmarks.trace.screenshot --out {docs}/viewer.png", "{docs}/viewer.png"),
+    "compare-tiny": (
+        "asrd compare --n 256 --batch-size 64 --sweep threshold=0.5,0.6,0.7,0.8,0.9 --out {work}/compare-tiny",
+        "{work}/compare-tiny/results.png",
+    ),
+    "diagnose-visible": ("asrd diagnose visible --n 24 --out {work}", "{work}/visible.png"),
+    "diagnose-attention": ("asrd diagnose attention --n 6 --out {work}", "{work}/attention.png"),
+    "diagnose-stability": ("asrd diagnose stability --n 8 --out {work}", "{work}/stability.png"),
+    "kernel-growth": ("python -m benchmarks.kernels.cost --out {work}/cost", "{work}/cost/growth.png"),
+    "growth-length": (HEAD_TO_HEAD, "{work}/head-to-head/growth-length.png"),
+    "growth-batch": (HEAD_TO_HEAD, "{work}/head-to-head/growth-batch.png"),
+    "parts": (HEAD_TO_HEAD, "{work}/head-to-head/parts.png"),
+}
+
+
+def command_of(name: str) -> list[str]:
+    """The words of a picture's command."""
+    return shlex.split(PICTURES[name][0].format(work=WORK, docs=DOCS))
+
+
+def make(name: str) -> None:
+    """Run the command of a picture and copy what it has drawn."""
+    words = command_of(name)
+    program = ASRD if words[0] == "asrd" else [sys.executable]
+    WORK.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    subprocess.run([*program, *words[1:]], check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": path})
+    light = Path(PICTURES[name][1].format(work=WORK, docs=DOCS))
+    for source, target in (
+        (light, DOCS / f"{name}.png"),
+        (light.with_stem(f"{light.stem}-dark"), DOCS / f"{name}-dark.png"),
+    ):
+        if source != target:
+            shutil.copyfile(source, target)
+
+
+def main() -> None:
+    """Make the pictures named."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PICTURES))
+    names = options.parse_args().names or list(PICTURES)
+    if unknown := [name for name in names if name not in PICTURES]:
+        options.error(f"{unknown[0]!r} is unknown: expected {', '.join(PICTURES)}")
+    for name in names:
+        print(f"docs/{name}.png: {shlex.join(command_of(name))}", file=sys.stderr)
+        make(name)
+
+
+if __name__ == "__main__":
+    main()
