@@ -6,7 +6,7 @@ from torch import Tensor
 
 from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import ASRD_FIELDS, SHARED
-from asrd_kernels import Slots, VocabStats, dispatch, new_slots, wanted_slots
+from asrd_kernels import Slots, VocabStats, dispatch, fill_slots, new_slots, wanted_slots
 
 
 class AsrdDecoder(KeptSlots):
@@ -27,6 +27,10 @@ class AsrdDecoder(KeptSlots):
     def new_slots(self) -> Slots:
         """Those of two blocks, or in scope "sequence" of all."""
         return new_slots(self.state, self.rules, self.request.shift)
+
+    def fill_slots(self, slots: Slots) -> None:
+        """Those of two blocks, or in scope "sequence" of all."""
+        fill_slots(slots, self.state, self.rules)
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote, report."""

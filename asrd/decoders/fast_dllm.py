@@ -12,7 +12,7 @@ from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import Slots, VocabStats, active_slots, dispatch, factor_bounds, new_active_slots
+from asrd_kernels import Slots, VocabStats, active_slots, dispatch, factor_bounds, fill_active_slots, new_active_slots
 
 USUAL_FACTOR = 1.0
 
@@ -32,6 +32,10 @@ class FastDllmDecoder(KeptSlots):
     def new_slots(self) -> Slots:
         """The active block's masks."""
         return new_active_slots(self.state, self.rules, self.request.shift)
+
+    def fill_slots(self, slots: Slots) -> None:
+        """The active block's masks."""
+        fill_active_slots(slots, self.state, self.rules)
 
     def commit(self, stats: VocabStats) -> None:
         """Draft, report."""

@@ -41,6 +41,15 @@ class KeptSlots(Decoder):
     def new_slots(self) -> Slots:
         """The same, to be kept."""
 
+    @abstractmethod
+    def fill_slots(self, slots: Slots) -> None:
+        """Bring kept slots up to date, in place."""
+
+    def rows_moved(self) -> None:
+        """The slots of the coming step are those of the new state."""
+        if self._slots is not None:
+            self.fill_slots(self._slots)
+
     def slots(self) -> Tensor:
         """As kept, or as found."""
         return self.find_slots() if self._slots is None else self._slots.position
@@ -51,13 +60,6 @@ class KeptSlots(Decoder):
             self._slots = self.new_slots()
             self._selection = super().slot_indices()._replace(source=self._slots.source.flatten())
         return super().slot_indices() if self._selection is None else self._selection
-
-    def rows_moved(self) -> None:
-        """The slots of the coming step are those of the new state."""
-        if self._slots is not None:
-            new = self.new_slots()
-            self._slots.position.copy_(new.position)
-            self._slots.source.copy_(new.source)
 
     def report(self, stats: VocabStats) -> None:
         """`commit` has written it."""

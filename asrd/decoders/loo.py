@@ -19,7 +19,16 @@ from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import Slots, VocabStats, Witnesses, active_slots, dispatch, factor_bounds, new_active_slots
+from asrd_kernels import (
+    Slots,
+    VocabStats,
+    Witnesses,
+    active_slots,
+    dispatch,
+    factor_bounds,
+    fill_active_slots,
+    new_active_slots,
+)
 
 USUAL_FACTOR = 2.0
 
@@ -112,8 +121,7 @@ class LooDecoder(KeptSlots):
 
     def witnessed(self) -> Tensor:
         """The pending tokens that have a witness."""
-        found = torch.zeros(self.batch, self.state.length + 1, dtype=torch.bool, device=self.columns.device)
-        return found.scatter_(1, self.checked, True)[:, :-1]
+        return self.witnesses.in_check(self.state.length)
 
     def find_slots(self) -> Tensor:
         """Those of the active block, then one for each witness."""
@@ -122,6 +130,10 @@ class LooDecoder(KeptSlots):
     def new_slots(self) -> Slots:
         """Those of the active block, then one for each witness."""
         return new_active_slots(self.state, self.rules, self.request.shift, self.witnesses)
+
+    def fill_slots(self, slots: Slots) -> None:
+        """Those of the active block, then one for each witness."""
+        fill_active_slots(slots, self.state, self.rules, self.witnesses)
 
     def read_at(self) -> Tensor:
         """A position with a witness is read there."""

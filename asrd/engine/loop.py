@@ -150,8 +150,8 @@ def forward(
         return run.cache(embeds, state, layout, probed)
     if layout is None:
         return run.adapter.body(embeds, run.inputs)
-    layout = layout.repeat(run.copies)
-    return run.adapter.body(embeds, run.adapter.inputs_for_layout(layout, run.inputs, run.request.impl))
+    inputs = run.adapter.inputs_for_layout(layout.repeat(run.copies), run.inputs, run.request.impl)
+    return run.adapter.body(embeds, inputs)
 
 
 def with_blind(run: Run, embeds: Tensor, layout: AttentionLayout | None = None) -> Tensor:
@@ -178,7 +178,8 @@ def source_rows(run: Run, width: int, chosen: Selection, read_at: Tensor | None 
     """[N] which rows of the body's output [B * width, D] have the logits of the chosen positions."""
     request = run.request
     if read_at is not None:
-        return read_at[chosen.row, chosen.position.clamp(max=request.length - 1)].add_(chosen.row, alpha=width)
+        column = read_at[chosen.row, chosen.position.clamp(max=request.length - 1)]
+        return column.add_(chosen.row, alpha=width)
     column = chosen.position + request.prompt.shape[1]
     if run.adapter.shift:
         column = column - run.adapter.shift * (chosen.position < request.length)

@@ -24,6 +24,7 @@ from asrd.models.extra_rows import KEYWORD, AttentionLayout, ExtraRows, attendin
 log = logging.getLogger("asrd")
 
 PROBE_LENGTH = 6
+LayoutWay = Literal["attention", "mask", "none"]  # by transformers' attention interface, by a 4-D mask, not at all
 BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
 
 
@@ -35,7 +36,7 @@ class Capabilities:
     width: int  # of the logits; at most the table's length
     padding_exact: bool | None = None  # a left-padded row gives the logits of the row alone; None: not tested yet
     tail_exact: bool | None = None  # so does one with padding behind it; None: not tested yet
-    layout: Literal["attention", "mask", "none"] | None = None  # how it takes an attention layout; None: not tested yet
+    layout: LayoutWay | None = None  # how it takes an attention layout; None: not tested yet
     no_cache_reason: str | None = None  # why it cannot use a KV cache, "" if it can; None: not tested yet
     uncapturable: dict[type, str] = field(default_factory=dict)  # by decoder, why its steps cannot be a CUDA graph
 
@@ -130,11 +131,17 @@ class ModelAdapter:
         return implementation_of(self.config)
 
     def layout_inputs(
-        self, layout: AttentionLayout, queries: int, canvas_mask: Tensor | None, impl: str = "auto"
+        self,
+        layout: AttentionLayout,
+        queries: int,
+        canvas_mask: Tensor | None,
+        impl: str = "auto",
+        way: LayoutWay | None = None,
     ) -> dict[str, Any]:
         """As `inputs` (position ids and cache apart), for a forward of so many canvas positions and the rows behind the
-        canvas. canvas_mask is the attention mask of the former alone; impl that of our attention for the latter."""
-        if self.capabilities.layout == "attention":
+        canvas. canvas_mask is the attention mask of the former alone, impl that of our attention for the latter; way:
+        not the model's own but this one."""
+        if (way or self.capabilities.layout) == "attention":
             if canvas_mask is not None and canvas_mask.dim() == 2:  # flash: transformers would make it bool
                 canvas_mask = canvas_mask.bool()
             return {KEYWORD: ExtraRows(layout.excluded, layout.keys, canvas_mask, impl)}
@@ -144,11 +151,14 @@ class ModelAdapter:
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
         return {"attention_mask": mask}
 
-    def inputs_for_layout(self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto") -> dict[str, Any]:
+    def inputs_for_layout(
+        self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto", way: LayoutWay | None = None
+    ) -> dict[str, Any]:
         """The arguments of a forward of a whole canvas and the rows behind it; `inputs` are those without such rows."""
-        given = {name: inputs[name] for name in ("use_cache",) if name in inputs}
+        given = {"use_cache": inputs["use_cache"]} if "use_cache" in inputs else {}
         mask = inputs.get("attention_mask")
-        extra = self.layout_inputs(layout, layout.real.shape[1], mask if isinstance(mask, Tensor) else None, impl)
+        mask = mask if isinstance(mask, Tensor) else None
+        extra = self.layout_inputs(layout, layout.real.shape[1], mask, impl, way)
         return given | extra | {"position_ids": layout.positions}
 
     def key_mask(self, attention: Tensor | None) -> Tensor | None:
@@ -223,10 +233,11 @@ class ModelAdapter:
         (with a host read each time), for all queries or for that many. It is an expanded view: all queries
         of a row share their storage."""
         ours = isinstance(self.model, PreTrainedModel) and not getattr(self.config, "is_causal", True)
-        if not ours or self.attention not in ("sdpa", "eager"):
+        attention_kind = self.attention
+        if not ours or attention_kind not in ("sdpa", "eager"):
             return attention
         mask = attention.bool()[:, None, None]
-        if self.attention == "eager":  # adds its mask to the scores
+        if attention_kind == "eager":  # adds its mask to the scores
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, torch.finfo(self.table.dtype).min)
         return mask.expand(-1, -1, attention.shape[1] if queries is None else queries, -1)
 
@@ -287,7 +298,7 @@ class ModelAdapter:
         return True
 
     @torch.no_grad()
-    def _probe_layout(self) -> Literal["attention", "mask", "none"]:
+    def _probe_layout(self) -> LayoutWay:
         """By which way copies behind a row, each attending to the row without its own original, give the originals'
         logits, and leave the row's own as they are."""
         alone = self.table[self.probe_ids(0)]
@@ -297,13 +308,12 @@ class ModelAdapter:
         layout = AttentionLayout(~nobody, place[None, :, None], nobody, place.repeat(2)[None])
         scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
         bound = scale * float(wanted.abs().max())
-        ways: list[Literal["attention", "mask"]] = ["attention"] if may_attend(self.model) else []
+        ways: list[LayoutWay] = ["attention"] if may_attend(self.model) else []
         if "flash" not in str(self.attention):
             ways.append("mask")
         for way in ways:
-            self.capabilities.layout = way
             try:
-                found = self.body(alone.repeat(1, 2, 1), self.inputs_for_layout(layout, self.inputs()))
+                found = self.body(alone.repeat(1, 2, 1), self.inputs_for_layout(layout, self.inputs(), way=way))
             except (TypeError, ValueError, RuntimeError, AssertionError, IndexError):
                 continue
             if torch.allclose(found.float(), wanted.repeat(1, 2, 1).float(), rtol=scale, atol=bound):
