@@ -20,7 +20,7 @@ ASRD = [sys.executable, "-c", "import sys; from asrd.cli import main; sys.exit(m
 
 HEAD_TO_HEAD = "python -m benchmarks.head_to_head --n 200 --out {work}/head-to-head"
 PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
-    "viewer": ("python -m benchmarks.trace.screenshot --out {docs}/viewer.png", "{docs}/viewer.png"),
+    "viewer": ("python -m benchmarks.trace.screenshot --tick 11 --out {docs}/viewer.png", "{docs}/viewer.png"),
     "compare-tiny": (
         "asrd compare --n 256 --batch-size 64 --sweep threshold=0.5,0.6,0.7,0.8,0.9 --out {work}/compare-tiny",
         "{work}/compare-tiny/results.png",
