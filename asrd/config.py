@@ -55,6 +55,9 @@ class AsrdConfig(GenerationConfig):
     eps: float
     factor: float | None
     threshold_back: float
+    ratio: float
+    max_edits: int
+    witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
     faithful: bool

@@ -132,7 +132,7 @@ def pack_output(rows: Rows, request: Request) -> AsrdOutput:
     for token in request.rules.eos_ids:
         ends |= generated == token
     first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.length)
-    drafted, revoked, anchors = rows.counts
+    drafted, revoked, anchors, edited = rows.counts
     return AsrdOutput(
         sequences=rows.tokens,
         steps=rows.step,
@@ -140,6 +140,8 @@ def pack_output(rows: Rows, request: Request) -> AsrdOutput:
         drafted=drafted,
         revoked=revoked,
         anchors=anchors,
+        edited=edited,
+        computed=rows.computed,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
     )
 

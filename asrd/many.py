@@ -20,7 +20,7 @@ from asrd.config import AsrdConfig, check, resolve_aliases
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
-from asrd.engine.group import Job, Kind, Outcome
+from asrd.engine.group import COUNTS, Job, Kind, Outcome
 from asrd.engine.request import prepare
 from asrd.engine.scheduler import Scheduler, Usage
 from asrd.generate import checked_decoder, warn_of_training
@@ -43,7 +43,8 @@ class Result:
     text           of the tokens, without special ones; None without a tokenizer
     length         tokens up to and including the end of the text
     steps          forward passes
-    drafted, revoked, anchors  tokens committed, revoked, promoted to anchors; a redraft counts again
+    drafted, revoked, anchors, edited  tokens committed, revoked, promoted to anchors, edited; a redraft counts again
+    computed       positions computed in the forward passes, padding left out
     finish_reason  "stop": the text ended; "length": max_new_tokens are used up; "cancelled"; "error"
     error          what was wrong, None unless finish_reason is "error"
     """
@@ -56,6 +57,8 @@ class Result:
     drafted: int
     revoked: int
     anchors: int
+    edited: int
+    computed: int
     finish_reason: FinishReason
     error: str | None = None
 
@@ -152,7 +155,7 @@ class Engine:
             if config.lm_head == "fused":
                 require_fused_head(self.adapter, config, kind.decoder(request, self.adapter.table.detach()))
         except (ValueError, TypeError) as error:
-            self._end(handle, Outcome(None, [], 0, [0, 0, 0], str(error)), "error")
+            self._end(handle, Outcome(None, [], 0, [0] * COUNTS, str(error)), "error")
             return handle
         handle._job = Job(kind, request, handle)
         self._scheduler.add(handle._job)
@@ -236,7 +239,7 @@ class Engine:
         text, ends = None, () if outcome.job is None else outcome.job.request.rules.eos_ids
         if self.tokenizer is not None:
             text = self.tokenizer.decode(outcome.tokens, skip_special_tokens=True).strip()
-        counts = dict(zip(("drafted", "revoked", "anchors"), outcome.counts, strict=True))
+        counts = dict(zip(("drafted", "revoked", "anchors", "edited", "computed"), outcome.counts, strict=True))
         handle.result = Result(
             index=handle.index,
             tokens=outcome.tokens,

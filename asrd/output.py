@@ -19,6 +19,8 @@ class AsrdOutput(ModelOutput):
     drafted             [B] int64, commits, progress rule and redrafts included
     revoked             [B] int64, tokens revoked
     anchors             [B] int64, promotions to the anchor cache
+    edited              [B] int64, tokens replaced by others in place (decoder="loo")
+    computed            [B] int64, positions computed in the row's forward passes, appended ones included, no padding
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     trace               what was recorded, when it was asked for
 
@@ -31,5 +33,7 @@ class AsrdOutput(ModelOutput):
     drafted: Tensor = None  # type: ignore[assignment]
     revoked: Tensor = None  # type: ignore[assignment]
     anchors: Tensor = None  # type: ignore[assignment]
+    edited: Tensor = None  # type: ignore[assignment]
+    computed: Tensor = None  # type: ignore[assignment]
     forwards_per_step: int = None  # type: ignore[assignment]
     trace: Any = None

@@ -144,6 +144,11 @@ FIELDS: dict[str, Field] = {
     "threshold_back": Field(
         0.9, _real(0, 1), "a number from 0 to 1", "a token below this confidence is verified (loo) or revoked (wino)"
     ),
+    "ratio": Field(
+        1.0, _real(0, 1), "a number from 0 to 1", "edit a token of less than this share of its witness's best (loo)"
+    ),
+    "max_edits": Field(3, _integer(0), "an integer of at least 0", "edits of one position at most (loo)"),
+    "witnesses": Field(8, _integer(1), "an integer of at least 1", "tokens checked per forward pass at most (loo)"),
     "saber_n": Field(2, _integer(1), "an integer of at least 1", "tokens that Saber commits at least per step"),
     "saber_variant": replace(_choice("llada", "llada", "dream"), about="Saber's algorithm for LLaDA or for Dream"),
     "faithful": replace(_switch(False), about="reproduce a defect of the original where that changes tokens"),

@@ -50,7 +50,7 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slo
     if rules.capacity > 0:
         _append(state, anchors, rules.capacity)
     state.trusted.logical_or_(anchors)
-    state.counts.add_(torch.stack([drafted, revoked, anchors]).sum(2))
+    state.counts[:3].add_(torch.stack([drafted, revoked, anchors]).sum(2))
     pending = confident ^ anchors if rules.verify else torch.zeros_like(confident)  # anchors are among the confident
     pending &= step < lengths  # 10. at the end of the budget what is pending becomes final
     # 9. Entropies for the next step

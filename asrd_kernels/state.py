@@ -66,7 +66,7 @@ class DecodeState:
     )
     active: Tensor  # [B] int64, active block
     step: Tensor  # [B] int64, forward passes so far
-    counts: Tensor  # [3, B] int64: commits, revocations and promotions so far
+    counts: Tensor  # [4, B] int64: commits, revocations, promotions and edits so far
     done: Tensor  # [B] bool
     report: Tensor  # [B] int64, for the host: 4 x forward passes, + 2 if a wanted position was unreadable, + 1 if done
     positions: Tensor  # [G] int64, constant: 0, 1, 2, ...
@@ -86,6 +86,11 @@ class DecodeState:
     def anchors(self) -> Tensor:
         """[B] promotions so far; the ring holds the latest of them."""
         return self.counts[2]
+
+    @property
+    def edited(self) -> Tensor:
+        """[B] tokens replaced by others in place so far; neither commits nor revocations."""
+        return self.counts[3]
 
     @property
     def length(self) -> int:
@@ -136,7 +141,7 @@ def new_state(
         ring=full((batch, rules.capacity + 1), 0, torch.int64),
         active=full((batch,), 0, torch.int64),
         step=full((batch,), 0, torch.int64),
-        counts=full((3, batch), 0, torch.int64),
+        counts=full((4, batch), 0, torch.int64),
         done=lengths == 0,
         report=(lengths == 0).long(),
         positions=positions,

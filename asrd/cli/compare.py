@@ -16,6 +16,7 @@ from asrd.cli.settings import add_model, limit_threads, load_model, parse_settin
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
 from asrd.lab.compare import RunSpec, check_runs, measure, summarise
+from asrd.lab.compare.frontier import save_problems
 from asrd.lab.compare.plots import draw, draw_frontier
 from asrd.lab.compare.presets import PRESETS, Part, Table
 from asrd.lab.compare.report import COLUMNS, LEGEND, Summary, at_equal_forwards, cells, read_csv, save, save_overview
@@ -35,6 +36,7 @@ def add(commands: Any) -> None:
         epilog=f"example: asrd compare --n 200 --decoders standard,threshold,asrd --sweep {THRESHOLDS}",
     )
     command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
+    command.add_argument("--first", type=int, default=0, help="number of the first problem (default: 0)")
     command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
     command.add_argument("--decoders", help=f"of {','.join(DECODERS)} (default: standard,threshold,asrd)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
@@ -66,12 +68,14 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
     tables = plan(arguments)
-    chosen = held_out(arguments.n, arguments.level)
+    if arguments.first < 0:
+        raise ValueError(f"--first {arguments.first}: expected at least 0")
+    chosen = held_out(arguments.n, arguments.level, arguments.first)
     limit_threads()
     model, _ = load_model(arguments)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
-    about |= {"n": arguments.n, "batch_size": arguments.batch_size}
+    about |= {"n": arguments.n, "first": arguments.first, "batch_size": arguments.batch_size}
     check_runs(model, [run for _, runs in tables for run in runs])
     made: list[tuple[str, str, list[Summary]]] = []
     for table, runs in tables:
@@ -84,10 +88,11 @@ def run(arguments: argparse.Namespace) -> None:
         summaries = summarise(runs, records)
         where = f"{arguments.model}, {arguments.n} {arguments.level} problems"
         save(summaries, folder, about, table.title)
+        save_problems(runs, records, folder / "problems.csv")
         draw(summaries, folder / "results.png", f"{table.title or title_of(table)}\n{where}", table.axes)
         made.append((table.name, table.title, summaries))
         show(summaries, table.title)
-        print(f"results.csv, results.json, results.md and results.png are in {folder}\n")
+        print(f"problems.csv, results.csv, results.json, results.md and results.png are in {folder}\n")
         if arguments.preset:
             save_overview(arguments.out, about["command"], made)
     if arguments.preset:

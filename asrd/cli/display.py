@@ -1,4 +1,4 @@
-"""A canvas in the terminal: masks, pending drafts, anchors, tokens just revoked; in colour or in plain marks."""
+"""A canvas in the terminal: masks, pending drafts, anchors, tokens just revoked or edited; in colour or plain."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ STYLES = {  # role: style on a terminal, marks in plain text
     "pending": ("black on yellow", "({})"),
     "anchor": ("bold green", "[{}]"),
     "revoked": ("strike red", "~{}~"),
+    "edited": ("bold magenta", "<{}>"),
     "final": ("default", "{}"),
 }
 MASK = "·"
@@ -51,6 +52,8 @@ class Frames:
                 role, token, self._revoked = "revoked", before[position], self._revoked + 1
             elif token == self.tokenizer.mask_token_id:
                 role = "mask"
+            elif events.replaced[row, position]:
+                role = "edited"
             elif position in self._anchors:
                 role = "anchor"
             else:
@@ -72,7 +75,7 @@ def coloured(frame: Frame) -> Text:
 
 
 def plain(frame: Frame) -> str:
-    """The frame without colours: (pending), [anchor], ~revoked~."""
+    """The frame without colours: (pending), [anchor], ~revoked~, <edited>."""
     return " ".join(STYLES[r][1].format(w) for w, r in zip(frame.words, frame.roles, strict=True) if w)
 
 
@@ -84,6 +87,7 @@ def legend() -> Text:
         ("drafted, to be checked", "pending"),
         ("anchor, trusted", "anchor"),
         ("revoked", "revoked"),
+        ("edited", "edited"),
         ("final", "final"),
     ):
         text.append("   ")

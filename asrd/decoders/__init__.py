@@ -8,6 +8,7 @@ standard   the models' own: LLaDA's quota, Dream's schedules
 fast_dllm  by threshold, by factor
 wino       a shadow of the active block verifies its committed tokens
 saber      the weakest drafts are revoked
+loo        ours: drafts by factor, and what a mask in its place contradicts is edited
 
 A decoder says what it wants to know after a forward pass (`wanted`: which positions; `extra_stats`: which
 statistics besides top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line:
@@ -20,6 +21,7 @@ from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders.asrd import AsrdDecoder
 from asrd.decoders.control import RandomRevocationDecoder
 from asrd.decoders.fast_dllm import FactorDecoder, ThresholdDecoder
+from asrd.decoders.loo import LooDecoder
 from asrd.decoders.plain import PlainDecoder
 from asrd.decoders.saber import SaberDecoder
 from asrd.decoders.standard import StandardDecoder
@@ -33,6 +35,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "factor": FactorDecoder,
     "wino": WinoDecoder,
     "saber": SaberDecoder,
+    "loo": LooDecoder,
     "random-revocation": RandomRevocationDecoder,
 }
 
@@ -56,6 +59,7 @@ __all__ = [
     "AsrdDecoder",
     "Decoder",
     "FactorDecoder",
+    "LooDecoder",
     "PlainDecoder",
     "RandomRevocationDecoder",
     "SaberDecoder",

@@ -18,6 +18,7 @@ class AsrdDecoder(Decoder):
     """
 
     reads = SHARED | ASRD_FIELDS
+    probes = True
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)

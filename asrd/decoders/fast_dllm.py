@@ -49,23 +49,38 @@ class FactorDecoder(PlainDecoder):
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """One rule at a time."""
-        if config.threshold != FIELDS["threshold"].default:
-            raise ValueError(
-                f"threshold={config.threshold} and decoder='factor' are two rules for the same choice:"
-                " leave threshold out, or use decoder='threshold'"
-            )
+        refuse_threshold(config)
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
         factor = USUAL_FACTOR if request.config.factor is None else float(request.config.factor)
-        number = torch.arange(1, request.length + 1, dtype=torch.float64, device=request.prompt.device)
-        self.bounds = 1 - factor / (number + 1)
-        self.bounds[0] = -1
+        self.bounds = factor_bounds(factor, request.length, request.prompt.device)
 
     def choose(self, masks: Tensor, stats: VocabStats, **_: Tensor) -> Tensor:
         """Those before the first that falls short."""
-        rank, total = ranks(stats.confidence, masks, largest=True), masks.sum(1, keepdim=True)
-        bound = self.bounds[rank.clamp(max=len(self.bounds) - 1)]
-        short = masks & (stats.confidence.double() < bound)
-        number = torch.where(short, rank, total).amin(1, keepdim=True)
-        return masks & (rank < torch.where(number == total - 1, total, number))
+        return within_bounds(masks, stats.confidence, self.bounds)
+
+
+def refuse_threshold(config: AsrdConfig) -> None:
+    """Raise if a threshold is given to a decoder that drafts by factor."""
+    if config.threshold != FIELDS["threshold"].default:
+        raise ValueError(
+            f"threshold={config.threshold} and decoder={config.decoder!r} are two rules for the same choice:"
+            " leave threshold out, or use decoder='threshold'"
+        )
+
+
+def factor_bounds(factor: float, length: int, device: torch.device) -> Tensor:
+    """[length] float64: the confidence that the most confident mask, the second, ... must have."""
+    number = torch.arange(1, length + 1, dtype=torch.float64, device=device)
+    bounds = 1 - factor / (number + 1)
+    bounds[0] = -1
+    return bounds
+
+
+def within_bounds(masks: Tensor, confidence: Tensor, bounds: Tensor) -> Tensor:
+    """[B, G] bool: of the masks [B, G] those that `FactorDecoder` takes."""
+    rank, total = ranks(confidence, masks, largest=True), masks.sum(1, keepdim=True)
+    short = masks & (confidence.double() < bounds[rank.clamp(max=len(bounds) - 1)])
+    number = torch.where(short, rank, total).amin(1, keepdim=True)
+    return masks & (rank < torch.where(number == total - 1, total, number))

@@ -30,7 +30,6 @@ class WinoDecoder(Decoder):
 
     reads = SHARED | {"threshold", "threshold_back"}
     extra_stats = ("token_prob",)
-    cacheable = False
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:

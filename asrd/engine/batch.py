@@ -42,7 +42,8 @@ class Rows:
 
     tokens: Tensor  # [n, P + G] int64
     step: Tensor  # [n] int64, forward passes
-    counts: Tensor  # [3, n] int64: commits, revocations, promotions
+    counts: Tensor  # [4, n] int64: commits, revocations, promotions, edits
+    computed: Tensor  # [n] int64, positions computed in the forward passes
 
 
 class Batch:
@@ -153,7 +154,8 @@ class Batch:
     def read(self, slots: Sequence[int]) -> Rows:
         """What the rows in these slots have become, as copies."""
         state, chosen = self.decoder.state, self._index(slots)
-        return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen])
+        computed = self.run.computed(self.decoder)
+        return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen], computed[chosen])
 
     def put(self, source: Batch, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Move rows of another batch, with the same canvas and settings, to these slots, in place. Rows of a batch
@@ -235,6 +237,7 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
         torch.cat([part.tokens for part in parts])[order],
         torch.cat([part.step for part in parts])[order],
         torch.cat([part.counts for part in parts], dim=1)[:, order],
+        torch.cat([part.computed for part in parts])[order],
     )
 
 

@@ -23,7 +23,8 @@ ASRD_FIELDS = frozenset({
     "probe",
 })  # fmt: skip
 BASELINE_FIELDS = frozenset({
-    "steps", "remasking", "alg", "eps", "factor", "threshold_back", "saber_n", "saber_variant", "faithful",
+    "steps", "remasking", "alg", "eps", "factor", "threshold_back", "ratio", "max_edits", "witnesses", "saber_n",
+    "saber_variant", "faithful",
 })  # fmt: skip
 SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
 
@@ -45,8 +46,9 @@ class Decoder(ABC):
 
     reads: frozenset[str] = SHARED  # the settings that change what it does; others are logged as without effect
     extra_stats: tuple[str, ...] = ()  # beyond VocabStats: "margin", "token_prob"; keywords of `commit`
-    extra_rows = 0  # of the forward, behind the canvas; their statistics are columns G, G + 1, ...
+    extra_rows = 0  # of the forward, behind the canvas, whose statistics are columns G, G + 1, ...
     cacheable = True  # a KV cache may stand in for what is outside the active block
+    probes = False  # the embeddings of pending tokens are changed in the forward pass that checks them
     capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
 
     rules: Rules
@@ -96,7 +98,8 @@ class Decoder(ABC):
     # --- before a forward pass ---
 
     def embed(self) -> Tensor:
-        """Embeddings [B, L + extra_rows, D] of the coming forward pass: the canvas, clean, unless overridden."""
+        """Embeddings [B, N, D] of the coming forward pass, the canvas first: clean, and nothing else, unless
+        overridden; what follows it needs an attention layout."""
         return F.embedding(self.state.tokens, self.table)
 
     def attention_layout(self) -> AttentionLayout | None:
@@ -108,6 +111,14 @@ class Decoder(ABC):
     def wanted(self) -> Tensor:
         """[B, G + extra_rows] bool: whose statistics `commit` wants; by default those of the active block's masks."""
         return self.state.guided | self.state.pending
+
+    def read_at(self) -> Tensor | None:
+        """[B, G] int64: the row of the forward pass at which each generated position is read; None: the usual one."""
+        return None
+
+    def witnessed(self) -> Tensor | None:
+        """[B, G] bool: the committed tokens that are read at a row that does not see them; None: no token is."""
+        return None
 
     def slots(self) -> Tensor:
         """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""
@@ -146,19 +157,29 @@ class Decoder(ABC):
         return self.state.block_of == self.state.active[:, None]
 
     def apply(
-        self, top1: Tensor, drafted: Tensor, revoked: Tensor | None = None, provisional: Tensor | None = None
+        self,
+        top1: Tensor,
+        drafted: Tensor,
+        revoked: Tensor | None = None,
+        provisional: Tensor | None = None,
+        edited: Tensor | None = None,
     ) -> None:
         """End the step: commit `top1` where `drafted`, mask again where `revoked`, end the rows that are complete.
 
-        A position that is both is committed and revoked. provisional: tokens that may still be revoked. They are
-        streamed as drafts and no text ends with them; a row without masks is done nevertheless. Everything is
-        [B, G]; done rows do not change.
+        A position that is both is committed and revoked. provisional: tokens that may still be revoked or edited. They
+        are streamed as drafts and no text ends with them; a row without masks is done nevertheless. edited: tokens that
+        `top1` replaces in place. Everything is [B, G]; done rows do not change.
         """
         state, tokens, live = self.state, self.state.generated, ~self.state.done
         drafted = drafted & live[:, None]
         revoked = torch.zeros_like(drafted) if revoked is None else revoked & live[:, None]
         masked = (self.masked & ~drafted) | revoked
-        tokens.copy_(torch.where(revoked, self.rules.mask_id, torch.where(drafted, top1, tokens)))
+        written = drafted
+        if edited is not None:
+            edited = edited & live[:, None]
+            written = drafted | edited
+            state.edited.add_(edited.sum(1))
+        tokens.copy_(torch.where(revoked, self.rules.mask_id, torch.where(written, top1, tokens)))
         state.step.add_(live)
         state.counts[:2].add_(torch.stack([drafted, revoked]).sum(2))
         pending = torch.zeros_like(masked)

@@ -49,6 +49,9 @@ class Job:
         return self.request.prompt.shape[1], self.request.length
 
 
+COUNTS = 5  # of an outcome
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a job; None: of a request that never became one."""
@@ -56,7 +59,7 @@ class Outcome:
     job: Job | None
     tokens: list[int]
     steps: int
-    counts: list[int]  # commits, revocations, promotions
+    counts: list[int]  # commits, revocations, promotions, edits, positions computed
     error: str = ""
 
 
@@ -174,7 +177,8 @@ class Group:
         """Of each row its tokens, forward passes and counts, in one copy to the host."""
         assert self.batch is not None
         rows = self.batch.read(slots)
-        return torch.cat([rows.tokens[:, self.width :], rows.step[:, None], rows.counts.T], dim=1).tolist()
+        counts = torch.cat([rows.step[None], rows.counts, rows.computed[None]])
+        return torch.cat([rows.tokens[:, self.width :], counts.T], dim=1).tolist()
 
     def _outcome(self, job: Job, values: list[int], error: str = "") -> Outcome:
         tokens, (steps, *counts) = values[: job.request.length], values[self.length :]

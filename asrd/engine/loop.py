@@ -71,6 +71,15 @@ class Run:
         if self.cache is not None and source.cache is not None:
             self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)
 
+    def computed(self, decoder: Decoder) -> Tensor:
+        """[B] int64: positions computed in the forward passes so far; padding is not counted, and with classifier-free
+        guidance one of the two halves."""
+        if self.cache is not None:
+            return self.cache.computed
+        layout, tokens, attention = decoder.attention_layout(), decoder.state.tokens, self.request.attention
+        width = torch.full_like(decoder.state.step, tokens.shape[1]) if attention is None else attention.sum(1)
+        return decoder.state.step * (width if layout is None else width + (layout.positions.shape[1] - tokens.shape[1]))
+
 
 def mark_all(inspectors: list[Inspector]) -> Callable[[str], None]:
     """A `Run.mark` to which all of them listen."""
@@ -86,7 +95,8 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
     """One forward pass and its commit. With `select_slots` all shapes are fixed and the host reads nothing."""
     embeds = decoder.embed()  # 1. guidance and probe
     run.mark("embed")
-    hidden = forward(run, embeds, decoder.state, decoder.attention_layout())  # 2. one forward pass ...
+    layout = decoder.attention_layout()
+    hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
     run.mark("forward")
     finish(run, hidden, decoder, buffers)
 
@@ -107,11 +117,11 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     row, position, _ = chosen
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
-        rows, _ = gather(run, hidden, chosen)
+        rows, _ = gather(run, hidden, chosen, decoder.read_at())
         run.mark("head")
         dispatch.fused_head(rows, weight, row, position, request.readout, out, request.impl)
         return {}
-    logits = head(run, hidden, chosen)
+    logits = head(run, hidden, chosen, decoder.read_at())
     run.mark("head")
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
@@ -128,42 +138,53 @@ def select_wanted(decoder: Decoder) -> Selection:
     return Selection(*decoder.wanted().nonzero(as_tuple=True))
 
 
-def forward(run: Run, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None) -> Tensor:
-    """Body of the model on the canvas; with classifier-free guidance a second half follows, its prompts masked."""
+def forward(
+    run: Run, embeds: Tensor, state: DecodeState, layout: AttentionLayout | None = None, probed: bool = True
+) -> Tensor:
+    """Body of the model on the canvas and what the layout puts behind it; with classifier-free guidance a second half
+    follows, its prompts masked. probed: the pending tokens' embeddings are not their own."""
+    embeds = with_blind(run, embeds, layout)
+    if run.cache is not None:
+        return run.cache(embeds, state, layout, probed)
     inputs = run.inputs if layout is None else run.adapter.inputs_for_layout(layout, run.copies)
-    embeds = with_blind(run, embeds)
-    return run.adapter.body(embeds, inputs) if run.cache is None else run.cache(embeds, state)
+    return run.adapter.body(embeds, inputs)
 
 
-def with_blind(run: Run, embeds: Tensor) -> Tensor:
-    """With classifier-free guidance, the canvases and then the same with their prompts masked."""
+def with_blind(run: Run, embeds: Tensor, layout: AttentionLayout | None = None) -> Tensor:
+    """With classifier-free guidance, the embeddings and then the same with a mask wherever a prompt token is shown."""
     if run.copies == 1:
         return embeds
+    mask = run.adapter.table[run.request.rules.mask_id]
+    if layout is not None and layout.of_prompt is not None:
+        return torch.cat([embeds, torch.where(layout.of_prompt[:, :, None], mask, embeds)])
     blind = embeds.clone()
-    blind[:, : run.request.prompt.shape[1]] = run.adapter.table[run.request.rules.mask_id]
+    blind[:, : run.request.prompt.shape[1]] = mask
     return torch.cat([embeds, blind])
 
 
-def gather(run: Run, hidden: Tensor, chosen: Selection) -> tuple[Tensor, Tensor | None]:
+def gather(run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
-    half, too."""
-    source = source_rows(run, hidden.shape[1], chosen) if chosen.source is None else chosen.source
+    half, too. read_at: `Decoder.read_at`."""
+    source = source_rows(run, hidden.shape[1], chosen, read_at) if chosen.source is None else chosen.source
     rows = hidden.reshape(run.copies, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
     return rows[0], rows[1] if run.copies == 2 else None
 
 
-def source_rows(run: Run, width: int, chosen: Selection) -> Tensor:
+def source_rows(run: Run, width: int, chosen: Selection, read_at: Tensor | None = None) -> Tensor:
     """[N] which rows of the body's output [B * width, D] have the logits of the chosen positions."""
     request = run.request
+    if read_at is not None:
+        column = read_at[chosen.row, chosen.position.clamp(max=request.length - 1)]
+        return column.add_(chosen.row, alpha=width)
     column = chosen.position + request.prompt.shape[1]
     if run.adapter.shift:
         column = column - run.adapter.shift * (chosen.position < request.length)
     return column.clamp_(max=width - 1).add_(chosen.row, alpha=width)  # no unused slot beyond the last
 
 
-def head(run: Run, hidden: Tensor, chosen: Selection) -> Tensor:
+def head(run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None) -> Tensor:
     """Logits [N, V] of the chosen positions, classifier-free guidance applied."""
-    rows, blind_rows = gather(run, hidden, chosen)
+    rows, blind_rows = gather(run, hidden, chosen, read_at)
     logits = run.adapter.head(rows)
     if blind_rows is not None:
         blind = run.adapter.head(blind_rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from asrd.engine.batch import Batch
 from asrd.engine.device.graph import GraphUse
-from asrd.engine.group import Group, Job, Outcome, Watcher
+from asrd.engine.group import COUNTS, Group, Job, Outcome, Watcher
 
 SMALLEST = 16  # of the sizes that prompts and answers are rounded up to
 ROOM = 1.5  # a request joins rows whose canvas is at most so many times as long as the size that it would open itself
@@ -64,7 +64,7 @@ class Scheduler:
         """Take it out, wherever it is; it must not have ended."""
         if job.group is None:
             self.waiting.remove(job)
-            return Outcome(job, [], 0, [0, 0, 0])
+            return Outcome(job, [], 0, [0] * COUNTS)
         self.running -= 1
         return job.group.cancel(job)
 

@@ -40,10 +40,12 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Which of the N positions of a forward attend to which, and their position ids."""
+    """Which of the N positions of a forward, the canvas first, attend to which, and their position ids."""
 
     visible: Tensor  # [B, N, N] bool: may the position in the second dimension attend to the one in the third?
     positions: Tensor  # [B, N] int64
+    used: Tensor | None = None  # [B, N - L] bool: what is read of the rows behind the canvas, from the left; None: all
+    of_prompt: Tensor | None = None  # [B, N] bool: shows a token of the prompt; None: the prompt alone does
 
 
 _capabilities: WeakKeyDictionary[nn.Module, Capabilities] = WeakKeyDictionary()
@@ -133,11 +135,16 @@ class ModelAdapter:
     def inputs_for_layout(self, layout: AttentionLayout, copies: int = 1) -> dict[str, Any]:
         """As `inputs`, for a forward with an attention layout of its own; `copies` of the batch."""
         inputs: dict[str, Any] = {"use_cache": False} if self.takes_use_cache else {}
-        mask = layout.visible[:, None].repeat(copies, 1, 1, 1)
+        mask = self.layout_mask(layout.visible).repeat(copies, 1, 1, 1)
+        return inputs | {"attention_mask": mask, "position_ids": layout.positions.repeat(copies, 1)}
+
+    def layout_mask(self, visible: Tensor) -> Tensor:
+        """[B, 1, Q, K]: `visible` [B, Q, K] bool in the form that this model's attention wants."""
+        mask = visible[:, None]
         if getattr(self.config, "_attn_implementation", None) == "eager":  # adds its mask to the scores
             closed = torch.finfo(self.table.dtype).min
             mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
-        return inputs | {"attention_mask": mask, "position_ids": layout.positions.repeat(copies, 1)}
+        return mask
 
     def key_mask(self, attention: Tensor | None) -> Tensor | None:
         """The keys visible to a slice of the canvas: [B, 1, 1, L] to be expanded to its queries, or [B, L]; None: all.

@@ -34,6 +34,8 @@ def steps_frame(trace: Trace) -> pandas.DataFrame:
                     "drafted": len(row.draft),
                     "revoked": len(row.revoke),
                     "kept": len(row.keep),
+                    "contradicted": len(row.contradict),
+                    "edited": len(row.edit),
                     "promoted": len(row.anchor),
                     "drafted_so_far": row.counts[0],
                     "revoked_so_far": row.counts[1],
@@ -56,7 +58,8 @@ def positions_frame(trace: Trace) -> pandas.DataFrame:
         for row in step.rows:
             canvas = canvases[row.row]
             roles, read = canvas.roles, {position: index for index, position in enumerate(row.at)}
-            changed = {*row.revoke, *row.keep, *row.pend, *row.anchor, *(p for p, _ in (*row.draft, *row.replace))}
+            written = {position for position, _ in (*row.draft, *row.replace, *row.edit)}
+            changed = {*row.revoke, *row.keep, *row.pend, *row.anchor} | written
             for position in sorted(changed | set(read)):
                 token, index = canvas.tokens[position], read.get(position)
                 values: list[Any] = [

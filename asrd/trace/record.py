@@ -51,6 +51,7 @@ class Read(NamedTuple):
     top1: Tensor
     confidence: Tensor
     entropy: Tensor
+    witnessed: Tensor  # which of the wanted positions were read at a witness
 
 
 class Recorder(Inspector):
@@ -73,6 +74,8 @@ class Recorder(Inspector):
     def begin(self, decoder: Decoder, stats: VocabStats) -> None:
         """Remember the wanted positions; their statistics will be in `stats`."""
         self.wanted, self.stats = decoder.wanted()[:, : decoder.state.length].clone(), stats
+        witnessed = decoder.witnessed()
+        self.witnessed = torch.zeros_like(self.wanted) if witnessed is None else witnessed.clone()
         self.clock.begin(decoder, stats)
 
     def mark(self, part: str) -> None:
@@ -82,7 +85,7 @@ class Recorder(Inspector):
     def __call__(self, state: DecodeState) -> None:
         length = state.length
         top1, confidence, entropy, _ = (values[:, :length].clone() for values in self.stats)
-        self.readings.append(Read(self.wanted, top1, confidence, entropy))
+        self.readings.append(Read(self.wanted, top1, confidence, entropy, self.witnessed))
         self.states.append(_hold(state))
         if len(self.readings) == CHUNK:
             self._flush()
@@ -172,9 +175,15 @@ class _Rows:
         live, tokens = ~before.done[..., None], after.generated
         numbers = [_rounded(values) for values in (read.confidence, read.entropy, *weights)]
         self.read = _Ragged(read.wanted & live, read.top1, *numbers)
-        self.draft, self.replace = _Ragged(events.drafted & live, tokens), _Ragged(events.replaced & live, tokens)
+        self.written = {
+            "draft": _Ragged(events.drafted & live, tokens),
+            "replace": _Ragged(events.replaced & ~read.witnessed & live, tokens),
+            "edit": _Ragged(events.replaced & read.witnessed & live, tokens),
+        }
         kept = events.checked & ~events.pending & ~events.filled & ~events.revoked
         self.lists = {
+            "witness": _Ragged(read.witnessed & live),
+            "contradict": _Ragged(read.witnessed & (read.top1 != before.generated) & live),
             "revoke": _Ragged(events.revoked & live),
             "keep": _Ragged(kept & live),
             "pend": _Ragged(events.pending & ~events.checked & live),
@@ -182,7 +191,7 @@ class _Rows:
         }
         self.fill = _Ragged(events.filled & live)
         self.block, self.done = before.active.tolist(), after.done.tolist()
-        self.counts = after.counts.transpose(1, 2).tolist()
+        self.counts = after.counts[:, :3].transpose(1, 2).tolist()
         self.ring, self.capacity, self.pad = after.ring.tolist(), rules.capacity, rules.pad_id
 
     def of(self, step: int) -> list[dict[str, Any]]:
@@ -198,8 +207,8 @@ class _Rows:
             for name, values in zip(("guidance", "probe"), weights, strict=False):
                 if any(values):
                     record[name] = values
-        for name, pairs in (("draft", self.draft[index]), ("replace", self.replace[index])):
-            if pairs[0]:
+        for name, written in self.written.items():
+            if (pairs := written[index])[0]:
                 record[name] = pairs
         for name, lists in self.lists.items():
             if positions := lists[index][0]:

@@ -20,6 +20,7 @@ class Role(StrEnum):
     PENDING = "pending"  # may still be revoked
     ANCHOR = "anchor"
     REVOKED = "revoked"  # revoked in this step; a mask again
+    EDITED = "edited"  # replaced by another token in this step
     FINAL = "final"
 
 
@@ -33,6 +34,7 @@ class Canvas:
         self.anchors: set[int] = set()
         self.cache: list[int] = []
         self.counts = (0, 0, 0)
+        self.edited = 0  # edits so far
         self.done = False
         self._roles: dict[int, Role] = {}  # roles that hold for this step only
         self._end = header.length
@@ -61,19 +63,22 @@ class Canvas:
         self._assess(step)
         self._remember(step)
         self.done = step.done
-        for position, _ in (*step.draft, *step.replace):
+        for position, _ in step.draft:
             if position not in self.pending and position not in self.anchors:
                 self._roles[position] = Role.DRAFT
+        for position, _ in (*step.replace, *step.edit):
+            self._roles[position] = Role.EDITED
 
     def _write(self, step: RowStep) -> None:
         mask = self.header.mask
+        self._check_witnesses(step)
         for position, _ in step.draft:
             if self.tokens[position] != mask:
                 raise self._fault(f"draft at position {position}, which already has token {self.tokens[position]}")
-        for position in (*(place for place, _ in step.replace), *step.revoke):
+        for position in (*(place for place, _ in (*step.replace, *step.edit)), *step.revoke):
             if self.tokens[position] == mask:
                 raise self._fault(f"replace or revoke at position {position}, which is a mask")
-        for position, token in (*step.draft, *step.replace):
+        for position, token in (*step.draft, *step.replace, *step.edit):
             if token == mask:
                 raise self._fault(f"token {token} at position {position} is the mask")
             self.tokens[position] = token
@@ -83,6 +88,20 @@ class Canvas:
             self.tokens[position] = mask
             self.pending.discard(position)
             self._roles[position] = Role.REVOKED
+
+    def _check_witnesses(self, step: RowStep) -> None:
+        """Check that witnesses are of pending tokens, contradictions of witnesses, and edits of contradictions."""
+        said = dict(zip(step.at, step.top1, strict=True))
+        for position in step.witness:
+            if position not in self.pending or position not in said:
+                raise self._fault(f"witness at position {position}, which is not pending or was not read")
+        for position in step.contradict:
+            if position not in step.witness or said[position] == self.tokens[position]:
+                raise self._fault(f"contradict at position {position}, where no witness predicts another token")
+        for position, token in step.edit:
+            if position not in step.contradict or said[position] != token:
+                raise self._fault(f"edit at position {position} to token {token}, which no witness predicts there")
+        self.edited += len(step.edit)
 
     def _end_text(self, step: RowStep) -> None:
         if step.fill is None:

@@ -56,6 +56,9 @@ class RowStep:
     probe: tuple[float, ...] = ()  # norm of the probe in this step's embedding; empty: 0 everywhere
     draft: tuple[tuple[int, int], ...] = ()  # (position, token): a mask became a token
     replace: tuple[tuple[int, int], ...] = ()  # (position, token): a token became another
+    witness: tuple[int, ...] = ()  # pending tokens read at their witness, a row that does not see them
+    contradict: tuple[int, ...] = ()  # those of them whose witness predicted another token
+    edit: tuple[tuple[int, int], ...] = ()  # (position, token): a contradicted token became its witness's
     revoke: tuple[int, ...] = ()  # a token became a mask
     keep: tuple[int, ...] = ()  # no longer pending, and kept
     pend: tuple[int, ...] = ()  # pending from this step on
@@ -146,7 +149,7 @@ def _row_of(record: Any, header: Header) -> RowStep:
     if block >= blocks:
         raise TraceError(f"block {block} is out of range: there are blocks 0 to {blocks - 1}")
     found: dict[str, Any] = {}
-    for name in ("at", "revoke", "keep", "pend", "anchor"):
+    for name in ("at", "revoke", "keep", "pend", "anchor", "witness", "contradict"):
         found[name] = _positions(record.get(name, ()), name, header)
     found["top1"] = _integers(record.get("top1", ()), "top1")
     if len(found["top1"]) != len(found["at"]):
@@ -154,7 +157,7 @@ def _row_of(record: Any, header: Header) -> RowStep:
     for name, most in (("confidence", 1.0), ("entropy", math.inf), ("guidance", 1.0), ("probe", math.inf)):
         optional = name in ("guidance", "probe") and name not in record
         found[name] = () if optional else _numbers(record.get(name, ()), name, len(found["at"]), most)
-    for name in ("draft", "replace"):
+    for name in ("draft", "replace", "edit"):
         places, tokens = _pair(record.get(name, ((), ())), name)
         places, tokens = _positions(places, name, header), _integers(tokens, name)
         if len(places) != len(tokens):

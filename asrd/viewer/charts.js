@@ -30,7 +30,7 @@ class Charts {
 
   // Share of each role after each step.
   _shares() {
-    const { replay } = this, order = [FINAL, DRAFT, ANCHOR, PENDING, MASK], shapes = [];
+    const { replay } = this, order = [FINAL, DRAFT, ANCHOR, EDITED, PENDING, MASK], shapes = [];
     const low = new Array(replay.count + 1).fill(0);
     for (const role of order) {
       const top = [], bottom = [];
@@ -50,18 +50,20 @@ class Charts {
     const { replay } = this, shapes = [], steps = [];
     for (let step = 1; step <= replay.count; step++) {
       const now = replay.totals[step], then = replay.totals[step - 1];
-      steps.push({ step, drafted: now.drafted - then.drafted, revoked: now.revoked - then.revoked });
+      steps.push({ step, drafted: now.drafted - then.drafted, revoked: now.revoked - then.revoked, edited: now.edited - then.edited });
     }
-    const up = Math.max(1, ...steps.map((s) => s.drafted)), down = Math.max(0, ...steps.map((s) => s.revoked));
+    const up = Math.max(1, ...steps.map((s) => s.drafted)), down = Math.max(0, ...steps.map((s) => s.revoked + s.edited));
     const unit = (HEIGHT - 2) / (up + down), zero = up * unit + 1;
-    for (const { step, drafted, revoked } of steps) {
+    for (const { step, drafted, revoked, edited } of steps) {
       const x = this._x(step - 1), width = Math.max(this._x(1) - 0.6, 0.6);
       if (drafted) shapes.push(draw("rect", { class: "fill-draft", x, width, y: zero - drafted * unit, height: drafted * unit }));
       if (revoked) shapes.push(draw("rect", { class: "fill-revoked", x, width, y: zero, height: revoked * unit }));
+      if (edited) shapes.push(draw("rect", { class: "fill-edited", x, width, y: zero + revoked * unit, height: edited * unit }));
     }
     shapes.push(draw("line", { class: "axis", x1: 0, x2: WIDTH, y1: zero, y2: zero }));
-    const keys = [["draft", "committed"], ...(down ? [["revoked", "revoked"]] : [])];
-    return this._frame("tokens per pass", "tokens committed and revoked in each forward pass", keys, String(up), down ? `−${down}` : "0", ...shapes);
+    const keys = [["draft", "committed"]];
+    if (down) keys.push(replay.witnesses ? ["edited", "edited"] : ["revoked", "revoked"]);
+    return this._frame("tokens per pass", "tokens committed, revoked and edited in each forward pass", keys, String(up), down ? `−${down}` : "0", ...shapes);
   }
 
   // Mean confidence and entropy of what each step read.

@@ -18,7 +18,7 @@ class Heatmap {
 
   _summary() {
     const { count, perStep, totals } = this.replay, last = totals[count];
-    return `role of each position after each forward pass: ${count * perStep} passes, ${last.anchors} anchors, ${last.revoked} tokens revoked`;
+    return `role of each position after each forward pass: ${count * perStep} passes, ${last.anchors} anchors, ${last.revoked} tokens revoked, ${last.edited} edited`;
   }
 
   // Paint everything that does not move; called after a change of size or theme.
@@ -61,7 +61,7 @@ class Heatmap {
     context.fillText(`done: ${saved} forward passes fewer`, 6, end + 18);
   }
 
-  // Revocations are always crossed out; anchors get a diamond if the cells are large enough.
+  // Revocations are always crossed out, edits underlined; anchors get a diamond if the cells are large enough.
   _marks(context) {
     const { replay, cellWidth, cellHeight } = this, size = Math.min(cellWidth, cellHeight);
     context.lineWidth = 1.4;
@@ -73,6 +73,12 @@ class Heatmap {
         context.beginPath();
         context.moveTo(x - r, y - r); context.lineTo(x + r, y + r);
         context.moveTo(x + r, y - r); context.lineTo(x - r, y + r);
+        context.stroke();
+      }
+      for (const place of (events.edit || [[]])[0]) {
+        const x = (place + 0.5) * cellWidth, r = Math.max(1.6, Math.min(4, size / 2 - 1));
+        context.beginPath();
+        context.moveTo(x - r, y + r / 2); context.lineTo(x + r, y + r / 2);
         context.stroke();
       }
       if (size < MARK_FROM) continue;

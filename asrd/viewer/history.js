@@ -1,7 +1,7 @@
 // History of one position: the prediction and the events of every forward pass; in a tip while hovering, in full when pinned.
 
 const EVENTS = {
-  draft: "drafted", replace: "overwritten", anchor: "became an anchor", pend: "pending",
+  draft: "drafted", replace: "overwritten", contradict: "contradicted by its witness", edit: "edited", anchor: "became an anchor", pend: "pending",
   keep: "passed its check", revoke: "revoked", fill: "padding: the text has ended",
 };
 const ROWS_IN_TIP = 8;
@@ -17,9 +17,12 @@ function historyRow(replay, line, now, seek) {
   const { reading, step } = line;
   const bar = make("i", { class: "bar" });
   if (reading) bar.style.width = `${100 * reading.confidence}%`;
-  const events = line.events.map((name) => make("em", { class: `event event-${name}`, text: EVENTS[name] }));
+  const change = `: ${word(replay.text(line.before))} → ${word(replay.text(line.token))}`;
+  const said = (name) => EVENTS[name] + (name === "edit" || name === "replace" ? change : "");
+  const events = line.events.map((name) => make("em", { class: `event event-${name}`, text: said(name) }));
   const moved = [];
   if (reading && reading.guidance) moved.push(`guided ${number(reading.guidance, 3)}`);
+  if (reading && reading.witness) moved.push("predicted by its witness");
   if (reading && reading.probe) moved.push(`probed ${number(reading.probe)}`);
   const pass = seek ? make("button", { type: "button", class: "seek", text: String(step), "aria-label": `go to forward pass ${step}`, on: { click: () => seek(step) } }) : String(step);
   return make("tr", { class: step === now ? "now" : step > now ? "later" : null },

@@ -53,7 +53,8 @@ class Viewer {
   }
 
   _legend() {
-    const shown = ROLES.map((role) => make("li", {},
+    const edits = this.traces.some((trace) => trace.records.some((record) => (record.rows || []).some((row) => row.edit || row.replace)));
+    const shown = ROLES.filter((role) => edits || role.name !== "edited").map((role) => make("li", {},
       make("i", { class: `swatch swatch-${role.name}`, title: "in the heat map" }),
       make("span", { class: "tok", data: { role: role.name }, text: role.name === "mask" ? "" : role.label, "data-ghost": MASK_SIGN }),
       make("small", { text: role.name === "mask" ? `mask: ${role.meaning}` : role.meaning })));
@@ -156,7 +157,7 @@ class Viewer {
   _say() {
     const told = this.panels.map((panel) => {
       const total = panel.replay.totals[panel.step];
-      return `${panel.name}: ${total.roles[MASK] + total.roles[REVOKED]} masks, ${total.roles[PENDING]} pending, ${total.anchors} anchors, ${total.revoked} revoked`;
+      return `${panel.name}: ${total.roles[MASK] + total.roles[REVOKED]} masks, ${total.pending} pending, ${total.anchors} anchors, ${total.revoked} revoked, ${total.edited} edited`;
     });
     this.find("status").textContent = `forward pass ${this.tick} of ${this.ticks}. ${told.join(". ")}`;
   }

@@ -29,7 +29,8 @@ class Panel {
   }
 
   _counters() {
-    const names = { passes: "forward passes", rate: "tokens / pass", pending: "pending", anchors: "anchors", revoked: "revoked" };
+    const checks = this.replay.witnesses ? { contradicted: "contradicted", edited: "edited" } : { anchors: "anchors", revoked: "revoked" };
+    const names = { passes: "forward passes", rate: "tokens / pass", pending: "pending", ...checks };
     const list = make("dl", { class: "counters" });
     for (const [key, label] of Object.entries(names)) {
       this.counters[key] = make("dd", { text: "0" });
@@ -133,15 +134,15 @@ class Panel {
     if (step === this.step) return;
     this.step = step;
     for (let place = 0; place < this.cells.length; place++) this._cell(place);
-    const { replay } = this, total = replay.totals[step], decided = replay.length - total.roles[MASK] - total.roles[REVOKED] - total.roles[PENDING];
+    const { replay } = this, total = replay.totals[step], decided = replay.length - total.roles[MASK] - total.roles[REVOKED] - total.pending;
     const text = step === replay.count ? Math.min(replay.end, replay.length) : decided;
     const done = step === replay.count;
     this.counters.passes.textContent = `${step * replay.perStep}`;
     this.counters.passes.dataset.of = `/ ${replay.count * replay.perStep}`;
     this.counters.rate.textContent = step ? number(text / (step * replay.perStep), 1) : "–";
-    this.counters.pending.textContent = total.roles[PENDING];
-    this.counters.anchors.textContent = total.anchors;
-    this.counters.revoked.textContent = total.revoked;
+    for (const name of ["pending", "anchors", "revoked", "contradicted", "edited"]) {
+      if (this.counters[name]) this.counters[name].textContent = total[name];
+    }
     this.element.classList.toggle("done", done);
     this.badge.hidden = !done;
     this.badge.textContent = replay.error || this.grade || "done";
@@ -162,12 +163,14 @@ class Panel {
     cell.gap.data = place === 0 ? "" : role === MASK || padded ? " " : lines ? "\n".repeat(Math.min(lines, 2)) : /^\s/.test(text) ? " " : "";
     cell.token.textContent = padded || role === MASK ? "" : text.trim() || "␣";
     cell.token.dataset.role = padded ? "padding" : ROLES[role].name;
+    if (role === EDITED) cell.token.dataset.before = word(replay.text(replay.before(step, place)));
+    else delete cell.token.dataset.before;
   }
 }
 
 // The settings shown beside a decoder's name; those that are not set are left out.
 function settingsOf(header) {
-  const names = ["threshold", "window", "alpha", "beta", "factor", "threshold_back", "saber_n", "steps", "alg", "kv_cache", "cfg_scale", "temperature"];
+  const names = ["threshold", "window", "alpha", "beta", "factor", "threshold_back", "ratio", "saber_n", "steps", "alg", "kv_cache", "cfg_scale", "temperature"];
   const shown = names.filter((name) => header.settings[name] !== undefined && header.settings[name] !== null && header.settings[name] !== 0);
   return shown.map((name) => `${name} ${header.settings[name]}`).join(" · ");
 }

@@ -1,13 +1,14 @@
 // Replay: one row of a trace (docs/trace.md) as arrays over steps and positions.
 
-const MASK = 0, DRAFT = 1, PENDING = 2, ANCHOR = 3, REVOKED = 4, FINAL = 5;
+const MASK = 0, DRAFT = 1, PENDING = 2, ANCHOR = 3, REVOKED = 4, FINAL = 5, EDITED = 6;
 const ROLES = [
   { name: "mask", label: "mask", meaning: "no token yet" },
   { name: "draft", label: "draft", meaning: "committed in this pass" },
-  { name: "pending", label: "pending", meaning: "may still be revoked" },
+  { name: "pending", label: "pending", meaning: "may still be revoked or edited" },
   { name: "anchor", label: "anchor", meaning: "trusted; guides the masks" },
   { name: "revoked", label: "revoked", meaning: "failed its check in this pass" },
   { name: "final", label: "final", meaning: "committed for good" },
+  { name: "edited", label: "edited", meaning: "replaced in this pass" },
 ];
 
 class Replay {
@@ -36,13 +37,15 @@ class Replay {
     const { length, count, header } = this, size = (count + 1) * length;
     this.tokens = new Int32Array(size).fill(header.mask, 0, length);
     this.roles = new Uint8Array(size);
-    this.totals = [{ roles: [length, 0, 0, 0, 0, 0], drafted: 0, revoked: 0, anchors: 0, cache: [] }];
+    this.totals = [{ roles: [length, 0, 0, 0, 0, 0, 0], drafted: 0, revoked: 0, anchors: 0, pending: 0, contradicted: 0, edited: 0, cache: [] }];
+    this.witnesses = this.steps.some((events) => events.witness);
     const pending = new Uint8Array(length), anchors = new Uint8Array(length);
     for (let step = 1; step <= count; step++) {
       const events = this.steps[step - 1], offset = step * length, tokens = this.tokens;
       tokens.copyWithin(offset, offset - length, offset);
       const fresh = new Set();
-      for (const [places, ids] of [events.draft || [[], []], events.replace || [[], []]]) {
+      const edited = new Set([...(events.replace || [[]])[0], ...(events.edit || [[]])[0]]);
+      for (const [places, ids] of [events.draft || [[], []], events.replace || [[], []], events.edit || [[], []]]) {
         places.forEach((place, i) => { tokens[offset + place] = ids[i]; fresh.add(place); });
       }
       for (const place of events.revoke || []) { tokens[offset + place] = header.mask; pending[place] = 0; }
@@ -54,10 +57,11 @@ class Replay {
       for (const place of events.keep || []) pending[place] = 0;
       for (const place of events.pend || []) pending[place] = 1;
       for (const place of events.anchor || []) anchors[place] = 1;
-      const revoked = new Set(events.revoke || []), roles = [0, 0, 0, 0, 0, 0];
+      const revoked = new Set(events.revoke || []), roles = [0, 0, 0, 0, 0, 0, 0];
       for (let place = 0; place < length; place++) {
         let role = FINAL;
         if (revoked.has(place)) role = REVOKED;
+        else if (edited.has(place)) role = EDITED;
         else if (tokens[offset + place] === header.mask) role = MASK;
         else if (anchors[place] && !(events.fill && place >= this.end)) role = ANCHOR;
         else if (pending[place]) role = PENDING;
@@ -65,9 +69,11 @@ class Replay {
         this.roles[offset + place] = role;
         roles[role]++;
       }
-      const [drafted, taken, promoted] = events.counts;
-      const cache = events.cache || this.totals[step - 1].cache;
-      this.totals.push({ roles, drafted, revoked: taken, anchors: promoted, cache });
+      const [drafted, taken, promoted] = events.counts, last = this.totals[step - 1];
+      const cache = events.cache || last.cache, open = pending.reduce((sum, flag) => sum + flag, 0);
+      const contradicted = last.contradicted + (events.contradict || []).length;
+      const edits = last.edited + (events.edit || [[]])[0].length;
+      this.totals.push({ roles, drafted, revoked: taken, anchors: promoted, pending: open, contradicted, edited: edits, cache });
     }
   }
 
@@ -81,6 +87,9 @@ class Replay {
     return this.tokens[(this.role(step, place) === REVOKED ? step - 1 : step) * this.length + place];
   }
 
+  // The token before the step.
+  before(step, place) { return this.tokens[Math.max(step - 1, 0) * this.length + place]; }
+
   padded(step, place) { return step === this.count && place >= this.end; }
 
   text(token) { return token in this.texts ? this.texts[token] : ` #${token}`; }
@@ -90,7 +99,8 @@ class Replay {
     return ids.map((token) => this.text(token)).join("").trim();
   }
 
-  // The statistics of a step at a position: prediction, confidence, entropy, guidance, probe; null if it was not read.
+  // The statistics of a step at a position: prediction, confidence, entropy, guidance, probe, and whether they are its
+  // witness's; null if it was not read.
   reading(step, place) {
     const events = step > 0 ? this.steps[step - 1] : null, at = (events && events.at) || [];
     let low = 0, high = at.length;
@@ -100,14 +110,14 @@ class Replay {
     }
     if (at[low] !== place) return null;
     const of = (name) => (events[name] ? events[name][low] : 0);
-    return { token: of("top1"), confidence: of("confidence"), entropy: of("entropy"), guidance: of("guidance"), probe: of("probe") };
+    return { token: of("top1"), confidence: of("confidence"), entropy: of("entropy"), guidance: of("guidance"), probe: of("probe"), witness: (events.witness || []).includes(place) };
   }
 
   // The events at a position in a step, as keys of EVENTS.
   happened(step, place) {
     const events = this.steps[step - 1], found = [];
-    for (const name of ["draft", "replace"]) if (events[name] && events[name][0].includes(place)) found.push(name);
-    for (const name of ["anchor", "pend", "keep", "revoke"]) if (events[name] && events[name].includes(place)) found.push(name);
+    for (const name of ["draft", "replace", "edit"]) if (events[name] && events[name][0].includes(place)) found.push(name);
+    for (const name of ["contradict", "anchor", "pend", "keep", "revoke"]) if (events[name] && events[name].includes(place)) found.push(name);
     if (events.fill && place >= events.fill[0]) found.push("fill");
     return found;
   }
@@ -117,7 +127,7 @@ class Replay {
     const lines = [];
     for (let step = 1; step <= this.count; step++) {
       const reading = this.reading(step, place), events = this.happened(step, place);
-      if (reading || events.length) lines.push({ step, reading, events, role: this.role(step, place), token: this.token(step, place) });
+      if (reading || events.length) lines.push({ step, reading, events, role: this.role(step, place), token: this.token(step, place), before: this.before(step, place) });
     }
     return lines;
   }

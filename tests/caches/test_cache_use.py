@@ -35,7 +35,7 @@ def refused(match: str, model: Any, **settings: Any) -> None:
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("decoder", ["wino", "saber"])
+@pytest.mark.parametrize("decoder", ["saber"])
 @pytest.mark.parametrize("reach", ["prefix", "dual"])
 def test_decoders_that_look_beyond_the_active_block_say_what_to_do(decoder: str, reach: str) -> None:
     words = rf"kv_cache='{reach}' cannot be used with decoder='{decoder}'.*: leave kv_cache out or take another decoder"
@@ -126,9 +126,9 @@ def test_a_comparison_reaches_the_cache_and_resumes(
     reaches: list[tuple[str, int | None]] = []
     plain = Schedule.due
 
-    def due(self: Schedule, state: DecodeState) -> Tensor:
+    def due(self: Schedule, state: DecodeState, probed: bool) -> Tensor:
         reaches.append((self.reach, self.interval))
-        return plain(self, state)
+        return plain(self, state, probed)
 
     monkeypatch.setattr(Schedule, "due", due)
     given = ("--decoders", "threshold", "--set", "kv_cache=dual", "--set", "kv_refresh=2")
@@ -151,6 +151,6 @@ def test_a_comparison_reaches_the_cache_and_resumes(
 def test_a_run_that_cannot_be_made_is_said_before_the_first_begins(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert compare(folder, tmp_path, "--decoders", "threshold,wino", "--set", "kv_cache=dual") == 2
-    assert "kv_cache='dual' cannot be used with decoder='wino'" in capsys.readouterr().err
+    assert compare(folder, tmp_path, "--decoders", "threshold,saber", "--set", "kv_cache=dual") == 2
+    assert "kv_cache='dual' cannot be used with decoder='saber'" in capsys.readouterr().err
     assert not (tmp_path / "records").exists()

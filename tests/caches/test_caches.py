@@ -25,20 +25,21 @@ from asrd.lab.tiny.batch import collate
 from asrd.lab.tiny.task import problems
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
-from tests.decoders import test_baseline_semantics
+from tests.decoders import test_baseline_semantics, test_loo_semantics
 from tests.semantics import test_semantics
 from tests.semantics.test_batching import Decoded
 from tests.semantics.test_sampling import ROW, SEED, noise
 from tests.support import baseline_oracles, oracle
 from tests.support.baseline_oracles import BaselineSettings
 from tests.support.cache_oracle import SlowCachedModel, SlowSchedule
+from tests.support.loo_oracle import LooSettings, loo
 from tests.support.oracle import Settings
 from tests.support.table_models import make_llama, make_qwen2
 
 COIN_TOSS = 1e-6
 """Decisions closer than this prove nothing: from step to step rounding errors grow."""
 REACHES = ("prefix", "dual")
-COUNTERS = ("steps", "drafted", "revoked", "anchors")
+COUNTERS = ("steps", "drafted", "revoked", "anchors", "edited")
 
 # Every decoder that goes with a cache: its settings, and whether it needs shifted logits.
 CACHEABLE: dict[str, tuple[dict[str, Any], bool]] = {
@@ -53,6 +54,8 @@ CACHEABLE: dict[str, tuple[dict[str, Any], bool]] = {
     "entropy": ({"decoder": "standard", "alg": "entropy", "steps": 7}, True),
     "threshold": ({"decoder": "threshold", "threshold": 0.4}, False),
     "factor": ({"decoder": "factor", "factor": 1.5}, False),
+    "wino": ({"decoder": "wino", "threshold": 0.3}, False),
+    "loo": ({"decoder": "loo", "factor": 3.0, "witnesses": 3}, False),
 }
 PAIRS = [(n, r) for n in CACHEABLE for r in REACHES if (n, r) != ("asrd in sequence", "dual")]
 
@@ -132,8 +135,8 @@ def recomputations() -> Iterator[list[list[set[int]]]]:
     seen: list[list[set[int]]] = []
     plain = Schedule.due
 
-    def watched(self: Schedule, state: DecodeState) -> Tensor:
-        due = plain(self, state)
+    def watched(self: Schedule, state: DecodeState, probed: bool) -> Tensor:
+        due = plain(self, state, probed)
         seen.append([set(row.nonzero().flatten().tolist()) for row in due])
         return due
 
@@ -158,7 +161,7 @@ def test_refreshed_at_every_step_a_decode_is_the_uncached_one(name: str, reach: 
         apart += len({row.counts[0] for row in plain}) > 1
         revoked += sum(row.counts[2] for row in plain)
     assert apart > 0 or "alg" in CACHEABLE[name][0]
-    assert (revoked > 0) == (name.startswith(("asrd", "random-rev")))
+    assert (revoked > 0) == (name.startswith(("asrd", "random-rev", "wino")))
 
 
 @pytest.mark.parametrize(("name", "reach"), PAIRS)
@@ -268,7 +271,17 @@ class Case:
         shifted = rng.random() < 0.5 or decoder.startswith("dream")
         model = model_of(rng.choice(["llama", "qwen2"]), rng.randrange(6), shifted)
         prompt = [rng.randrange(15) for _ in range(rng.randint(1, 4))]
-        if decoder == "asrd":
+        if decoder == "loo":
+            drawn = test_loo_semantics.Case.draw(seed, rng.choice(["llama", "qwen2"])).settings
+            settings = replace(
+                drawn,
+                max_new_tokens=rng.choice([9, 10, 12]),
+                block_length=rng.choice([3, 4, 5]),
+                mask_token_id=model.config.mask_token_id,
+                eos_token_ids=(1, 2)[: 1 + (model.config.eos_token_id == [1, 2])],
+                shifted_logits=shifted,
+            )
+        elif decoder == "asrd":
             # Short and gentle enough that rounding does not grow to where it decides, bold enough to take much back.
             settings = replace(
                 test_semantics.draw_settings(rng, model),
@@ -307,15 +320,17 @@ class Case:
         if self.decoder == "asrd":
             found = oracle.decode(self.prompt, table, slow, self.settings, before_forward=schedule.before_forward)
             return found, schedule
-        kind = test_baseline_semantics.KINDS[self.decoder]
 
         def forward(tokens: list[int], places: list[int], visible: Any) -> list[list[float]]:
             if slow.calls % len(slow.halves) == 0:
-                schedule.before_forward(tokens)
-            return slow(table[torch.tensor([tokens])])[0].tolist()
+                schedule.before_forward(tokens[: len(self.prompt) + self.settings.max_new_tokens])
+            return slow(table[torch.tensor([tokens])], places, visible)[0].tolist()
 
         assert isinstance(self.settings, BaselineSettings)
         options: dict[str, Any] = {"noise": noise} if self.settings.temperature else {}
+        if isinstance(self.settings, LooSettings):
+            return loo(self.prompt, forward, self.settings, **options), schedule
+        kind = test_baseline_semantics.KINDS[self.decoder]
         if self.settings.remasking in ("random", "origin"):
             options["lots"] = test_baseline_semantics.lots
         return getattr(baseline_oracles, kind.oracle)(self.prompt, forward, self.settings, **options), schedule
@@ -323,6 +338,8 @@ class Case:
     def by_package(self) -> tuple[Any, list[list[set[int]]]]:
         if self.decoder == "asrd":
             keywords = test_semantics.keywords(self.settings)
+        elif isinstance(self.settings, LooSettings):
+            keywords = test_loo_semantics.keywords(self.settings)
         else:
             keywords = test_baseline_semantics.keywords(self)  # type: ignore[arg-type]
         with recomputations() as seen:
@@ -345,7 +362,8 @@ class Case:
 
 ORACLE_CASES = {
     "asrd": 80, "standard": 20, "standard random": 10, "dream origin": 10, "dream maskgit_plus": 10,
-    "dream topk_margin": 10, "dream entropy": 10, "threshold": 20, "factor": 20,
+    "dream topk_margin": 10, "dream entropy": 10, "threshold": 20, "factor": 20, "wino": 20, "wino shifted": 20,
+    "loo": 80,
 }  # fmt: skip
 
 
@@ -361,11 +379,19 @@ def test_steps_recompute_and_decide_as_the_slow_cache_does(decoder: str) -> None
         out, seen = case.by_package()
         assert [row for (row,) in seen] == schedule.seen, case
         assert out.sequences[0].tolist() == expected.tokens, case
-        for counter in COUNTERS[: 4 if decoder == "asrd" else 3]:
+        for counter in COUNTERS:
+            if not hasattr(expected, counter):
+                continue
             assert int(out[counter][0]) == getattr(expected, counter), (counter, case)
         met.update(events(case, expected, schedule))
-    wanted = ("slice", "probed block in a slice", "reopened", "last check") if decoder == "asrd" else ("slice",)
+    wanted = {"asrd": ("slice", "probed block in a slice", "reopened", "last check"), "loo": ("slice", "edited block")}
+    wanted = wanted.get(decoder, ("slice",))
     assert all(met[event] >= 3 for event in wanted), met
+
+
+def first_mask(case: Case, canvas: list[int]) -> int:
+    """The position of the first mask; behind the canvas if there is none."""
+    return next((p for p, token in enumerate(canvas) if token == case.settings.mask_token_id), len(canvas))
 
 
 def events(case: Case, result: Any, schedule: SlowSchedule) -> Iterator[str]:
@@ -375,16 +401,19 @@ def events(case: Case, result: Any, schedule: SlowSchedule) -> Iterator[str]:
         if len(due) == total:
             continue
         yield "slice"
+        before = first_mask(case, result.canvases[number - 1])
+        if case.decoder == "loo" and min(due) + case.settings.block_length < before:
+            yield "edited block"
         if case.decoder != "asrd":
             continue
-        active, before = (result.records[n].active_block for n in (number, number - 1))
+        active, last = (result.records[n].active_block for n in (number, number - 1))
         if active is None:
             yield "last check"
         elif number > 1 and min(due) < len(case.prompt) + active * case.settings.block_length - 1:
             yield "probed block in a slice"
-        if number > 1 and active is not None and before is not None:
+        if number > 1 and active is not None and last is not None:
             earlier = result.records[number - 2].active_block
-            if earlier is not None and before < earlier:
+            if earlier is not None and last < earlier:
                 yield "reopened"
 
 
@@ -395,12 +424,13 @@ def test_rows_share_forwards_without_much_waste() -> None:
     rng = random.Random(0)
     for _ in range(300):
         length = rng.randint(1, 40)
-        counts = [rng.choice([0, length, rng.randint(0, length)]) for _ in range(rng.randint(1, 9))]
+        counts = [rng.choice([0, length, rng.randint(0, length + 3)]) for _ in range(rng.randint(1, 9))]
         groups = share_forwards(counts, length)
         assert sorted(row for rows, _ in groups for row in rows) == [row for row, n in enumerate(counts) if n]
         for rows, width in groups:
             assert width == max(counts[row] for row in rows)
             assert all(counts[row] == width if width == length else 3 * counts[row] >= 2 * width for row in rows)
+            assert len({counts[row] >= length for row in rows}) == 1, "slices and whole canvases apart"
 
 
 def test_a_forward_brings_what_is_due_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import asrd
 from asrd import arguments
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, Decoder, WinoDecoder
+from asrd.engine.decoder import Selection
 from asrd.engine.loop import Run, forward, head, select_slots, select_wanted, step
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
@@ -43,6 +44,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {
     "wino": ({"decoder": "wino", "threshold": 0.4, "threshold_back": 0.6}, False),
     "wino-shifted": ({"decoder": "wino", "threshold": 0.3, "threshold_back": 0.8}, True),
     "wino-guided": ({"decoder": "wino", "threshold": 0.4, "threshold_back": 0.6, "cfg_scale": 0.5}, False),
+    "loo": ({"decoder": "loo"}, False),
+    "loo-shifted": ({"decoder": "loo", "factor": 3.0, "witnesses": 2}, True),
+    "loo-guided": ({"decoder": "loo", "factor": 3.0, "cfg_scale": 0.5, "ratio": 0.9}, False),
+    "loo-shifted-guided": ({"decoder": "loo", "factor": 3.0, "cfg_scale": 0.5, "temperature": 0.7}, True),
     "saber": ({"decoder": "saber"}, False),
     "saber-4": ({"decoder": "saber", "saber_n": 4, "temperature": 0.7}, False),
     "saber-dream": ({"decoder": "saber", "saber_variant": "dream"}, True),
@@ -81,13 +86,13 @@ def test_each_row_of_a_padded_batch_equals_the_row_alone(name: str, kind: str) -
             ids = IDS[row : row + 1, MASK[row].bool()]
             alone = decode(model, name, ids, None, row_ids=[row], early_stop=seed % 2 == 0)
             assert torch.equal(batch.sequences[row, int(MASK[row].argmax()) :], alone.sequences[0])
-            for counter in ("steps", "drafted", "revoked"):
+            for counter in ("steps", "drafted", "revoked", "edited", "computed"):
                 assert batch[counter][row] == alone[counter][0], counter
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_decode_ends_complete_and_its_counters_add_up(name: str) -> None:
-    revoked = 0
+    revoked = edited = 0
     for seed in range(8):
         out = decode(table_model(name, seed, eos_token_id=None), name)
         assert not (out.sequences[:, 4:] == 11).any()
@@ -96,7 +101,9 @@ def test_a_decode_ends_complete_and_its_counters_add_up(name: str) -> None:
         limit = VARIANTS[name][0].get("steps", 13)
         assert (out.steps <= max(limit, 13 if "alg" not in VARIANTS[name][0] else limit)).all()
         revoked += int(out.revoked.sum())
+        edited += int(out.edited.sum())
     assert (revoked > 0) == (name in REVOCABLE)
+    assert (edited > 0) == name.startswith("loo")
 
 
 # --- early stop, streams ---------------------------------------------------------------------------------------------
@@ -196,7 +203,7 @@ def test_a_shadow_row_sees_everything_but_the_token_that_it_checks(name: str) ->
         def read() -> Tensor:
             hidden = forward(run, decoder.embed(), decoder.state, decoder.attention_layout())
             rows = torch.arange(3).repeat_interleave(12)
-            return head(run, hidden, rows, torch.arange(12).repeat(3)).unflatten(0, (3, 12))
+            return head(run, hidden, Selection(rows, torch.arange(12).repeat(3))).unflatten(0, (3, 12))
 
         before = read()
         for position in range(8):
@@ -280,6 +287,7 @@ def refused(match: str, model: Any = None, **settings: Any) -> None:
 def test_two_rules_for_one_choice_are_refused() -> None:
     refused(r"factor=2.0 and decoder='threshold' .* leave factor out", decoder="threshold", factor=2.0)
     refused(r"threshold=0.9 and decoder='factor' .* leave threshold out", decoder="factor", threshold=0.9)
+    refused(r"threshold=0.9 and decoder='loo' .* leave threshold out", decoder="loo", threshold=0.9)
     shifted = TableModel(TableSpec(seed=1, shifted=True))
     refused(r"alg='entropy' and remasking='random' .*alg='origin'", shifted, decoder="standard", alg="entropy",
             remasking="random")  # fmt: skip
@@ -291,27 +299,29 @@ def test_schedules_of_dream_are_refused_where_logits_are_not_shifted() -> None:
     )
 
 
-def test_wino_says_which_model_it_needs() -> None:
+@pytest.mark.parametrize("decoder", ["wino", "loo"])
+def test_decoders_that_append_rows_say_which_model_they_need(decoder: str) -> None:
     model = make_llama(1)
     model.config._attn_implementation = "flash_attention_2"
     adapter = ModelAdapter.__new__(ModelAdapter)  # its probe cannot run here: there is no flash attention
     adapter.model, adapter.config = model, model.config
     with pytest.raises(ValueError, match=r"attn_implementation='flash_attention_2' cannot do: load .*'sdpa'"):
-        WinoDecoder.check(AsrdConfig(decoder="wino"), adapter)
+        DECODERS[decoder].check(AsrdConfig(decoder=decoder), adapter)
     llada = randomise(LLaDAModelLM(LLaDAConfig()), 1)
-    refused(r"LLaDAModelLM does not take an attention mask .* asrd.load, or use another decoder", llada, decoder="wino")
+    words = r"LLaDAModelLM does not take an attention mask .* asrd.load, or use another decoder"
+    refused(words, llada, decoder=decoder)
 
     class Deaf(TableModel):
         def forward(self, inputs_embeds: Tensor, **_: Any) -> SimpleNamespace:
             return super().forward(inputs_embeds)
 
-    refused(r"Deaf does not take an attention mask", Deaf(TableSpec(seed=1)), decoder="wino")
+    refused(r"Deaf does not take an attention mask", Deaf(TableSpec(seed=1)), decoder=decoder)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("alg", "best"), ("eps", 0.0), ("eps", 1.0), ("factor", -1.0), ("threshold_back", 1.5), ("saber_n", 0),
-     ("saber_variant", "both"), ("faithful", 1)],
+     ("saber_variant", "both"), ("faithful", 1), ("ratio", 1.5), ("max_edits", -1), ("witnesses", 0)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"{name}={re.escape(repr(value))} is out of range: expected"):

@@ -137,7 +137,7 @@ def _baseline(rng: random.Random, name: str) -> tuple[Any, dict[str, Any]]:
     given, shifted = ({"decoder": "saber", "faithful": True}, False) if name == "saber-faithful" else VARIANTS[name]
     spec = SmoothSpec(rng.randrange(1000), eos_token_id=rng.choice([None, 1]), eos_bonus=1.0, shifted=shifted)
     model: Any = SmoothModel(spec)
-    cacheable = given["decoder"] in ("standard", "threshold", "factor")
+    cacheable = given["decoder"] in ("standard", "threshold", "factor", "wino", "loo")
     settings = given | {"block_length": rng.choice([1, 3, 5, 30])}
     if cacheable and rng.random() < 0.5:
         model = (make_qwen2 if shifted else make_llama)(rng.randrange(6))

@@ -27,7 +27,7 @@ from tests.support.host_calls import host_calls, in_files
 from tests.support.table_models import make_llama, make_qwen2
 
 ROOT = Path(__file__).parents[2]
-ONE_OF_EACH = ("random-revocation", "standard", "topk_margin", "threshold", "factor", "wino", "saber")
+ONE_OF_EACH = ("random-revocation", "standard", "topk_margin", "threshold", "factor", "wino", "saber", "loo")
 REST = [name for name in EVERY if name not in (*ONE_OF_EACH, "asrd", "asrd-sequence", "asrd-guided")]
 
 

@@ -29,6 +29,7 @@ class SlowSchedule:
     interval: int | None = None
     active: int | None = None
     owed: set[int] = field(default_factory=set)
+    computed_from: dict[int, int] = field(default_factory=dict)
     since_refresh: int = 0
     seen: list[set[int]] = field(default_factory=list)
 
@@ -40,11 +41,15 @@ class SlowSchedule:
         active = with_masks[0] if with_masks else self.active
         assert active is not None
         block = blocks[active]
+        for other in blocks:  # an edit outside the slice: keys and values there are of another token
+            if any(self.computed_from.get(p, canvas[p]) != canvas[p] for p in other):
+                self.owed |= set(other)
         due = set(range(block.start - self.shifted, block.stop if self.reach == "dual" else generated.stop))
         if self.active is None or active != self.active or self.since_refresh == self.interval:
             due = set(range(generated.stop))
             self.since_refresh = 0
         self.seen.append(due | self.owed)
+        self.computed_from |= {p: canvas[p] for p in self.seen[-1]}
         # K/V of probed embeddings must not outlive the step.
         self.owed = {p for block in blocks if pending & set(block) for p in block}
         self.active, self.since_refresh = active, self.since_refresh + 1
@@ -63,9 +68,22 @@ class SlowTransformer:
         self.keys: list[dict[int, Tensor]] = [{} for _ in range(self.layers)]
         self.values: list[dict[int, Tensor]] = [{} for _ in range(self.layers)]
 
-    def __call__(self, embeds: Tensor, due: set[int]) -> Tensor:
-        """embeds [L, D] -> logits [L, V], NaN where nothing was computed."""
-        where = sorted(due)
+    def __call__(
+        self,
+        embeds: Tensor,
+        due: set[int],
+        places: Sequence[int] | None = None,
+        visible: Sequence[Sequence[bool]] | None = None,
+    ) -> Tensor:
+        """embeds [L, D] -> logits [L, V], NaN where nothing was computed.
+
+        Rows that stand behind the canvas, with places of their own and a view of their own, are all computed; their
+        keys and values are forgotten afterwards. visible: who sees whom, [query][key].
+        """
+        self.places = list(range(len(embeds))) if places is None else list(places)
+        self.visible = visible
+        canvas = len({*due, *self.keys[0]})
+        where = sorted(due) + list(range(canvas, len(embeds)))
         hidden = embeds[where]
         for layer in range(self.layers):
             name = f"model.layers.{layer}"
@@ -75,6 +93,9 @@ class SlowTransformer:
             hidden = hidden + self._linear(f"{name}.mlp.down_proj", gate / (1 + torch.exp(-gate)) * up)
         logits = torch.full((len(embeds), len(self.weights["lm_head.weight"])), math.nan, dtype=embeds.dtype)
         logits[where] = self._linear("lm_head", self._norm("model.norm", hidden))
+        for kept in (*self.keys, *self.values):
+            for row in range(canvas, len(embeds)):
+                del kept[row]
         return logits
 
     def _attention(self, layer: int, x: Tensor, where: list[int]) -> Tensor:
@@ -82,7 +103,8 @@ class SlowTransformer:
         queries = {}
         for row, place in enumerate(where):
             q, k, v = (self._linear(f"{name}.{kind}_proj", x[row]).view(-1, self.size) for kind in "qkv")
-            queries[place], keys[place], values[place] = self._turned(q, place), self._turned(k, place), v
+            turn = self.places[place]
+            queries[place], keys[place], values[place] = self._turned(q, turn), self._turned(k, turn), v
         every_key = torch.stack([keys[p] for p in sorted(keys)])  # [L, groups, size]
         every_value = torch.stack([values[p] for p in sorted(values)])
         found = []
@@ -91,6 +113,8 @@ class SlowTransformer:
             for head in range(self.heads):
                 group = head * self.groups // self.heads
                 scores = every_key[:, group] @ queries[place][head] / math.sqrt(self.size)
+                if self.visible is not None:
+                    scores = scores.masked_fill(~torch.tensor(self.visible[place]), -math.inf)
                 heads.append(torch.softmax(scores, dim=0) @ every_value[:, group])
             found.append(torch.cat(heads))
         return self._linear(f"{name}.o_proj", torch.stack(found))
@@ -118,8 +142,8 @@ class SlowCachedModel:
         self.schedule, self.calls = schedule, 0
         self.halves = [SlowTransformer(model) for _ in range(calls_a_step)]
 
-    def __call__(self, embeds: Tensor) -> Tensor:
-        """embeds [1, L, D] -> logits [1, L, V]."""
+    def __call__(self, embeds: Tensor, *layout: Any) -> Tensor:
+        """embeds [1, L, D] -> logits [1, L, V]; layout: places and who sees whom, as `SlowTransformer` takes them."""
         half = self.halves[self.calls % len(self.halves)]
         self.calls += 1
-        return half(embeds[0], self.schedule.seen[-1])[None]
+        return half(embeds[0], self.schedule.seen[-1], *layout)[None]

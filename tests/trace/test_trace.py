@@ -65,7 +65,9 @@ def require_replay(trace: Trace, out: Any, states: States) -> None:
     for number, canvases in enumerate(trace.replay()):
         state = states.seen[number]
         assert [canvas.tokens for canvas in canvases] == state.generated.tolist()
-        assert [canvas.counts for canvas in canvases] == [tuple(counts) for counts in state.counts.T.tolist()]
+        assert [canvas.counts for canvas in canvases] == [tuple(counts) for counts in state.counts[:3].T.tolist()]
+        for canvas, edited, done in zip(canvases, state.edited.tolist(), state.done.tolist(), strict=True):
+            assert canvas.edited == edited or (done and canvas.edited < edited)  # an edit may be padded over at the end
         assert [canvas.done for canvas in canvases] == state.done.tolist()
         for row, canvas in enumerate(canvases):
             assert canvas.pending == set(state.pending[row].nonzero().flatten().tolist())
@@ -97,6 +99,7 @@ def test_a_trace_replays_every_state_and_the_output(decoder: str, early_stop: bo
         {"cfg_scale": 1.0},
         {"decoder": "threshold", "kv_cache": "dual", "cfg_scale": 0.5},
         {"decoder": "standard", "steps": 6, "remasking": "random"},
+        {"decoder": "loo", "kv_cache": "dual", "cfg_scale": 0.5, "witnesses": 2},
         {"scope": "sequence", "capacity": 2, "window": 1},
         {"capacity": 0},
         {"verify": False},
@@ -124,6 +127,26 @@ def test_a_trace_shows_tokens_that_are_overwritten() -> None:
         require_replay(trace, out, states)
         replaced += sum(len(row.replace) for step in trace.steps for row in step.rows)
     assert replaced
+
+
+def test_a_trace_shows_contradictions_and_edits() -> None:
+    seen = {"contradicted": 0, "edited": 0, "limited": 0}
+    for seed in range(12):
+        trace, out, states = trace_of(
+            TableModel(TableSpec(seed=seed, volatility=1.0)), PROMPT, MASKED, decoder="loo", factor=3.0, max_edits=1,
+            early_stop=False,
+        )  # fmt: skip
+        require_replay(trace, out, states)
+        for step, before in zip(trace.steps, states.seen, strict=False):
+            for row in step.rows:
+                tokens, said = before.generated[row.row].tolist(), dict(zip(row.at, row.top1, strict=True))
+                assert set(row.contradict) == {p for p in row.witness if said[p] != tokens[p]}
+                assert all(before.pending[row.row, p] for p in row.witness)
+                seen["contradicted"] += len(row.contradict)
+                seen["edited"] += len(row.edit)
+                seen["limited"] += len(row.contradict) > len(row.edit)
+        assert sum(canvas.edited for canvas in list(trace.replay())[-1]) == int(out.edited.sum())
+    assert all(seen.values()), seen
 
 
 def test_a_trace_of_several_chunks_is_the_same() -> None:
@@ -154,7 +177,8 @@ def test_roles_are_those_that_the_terminal_shows(decoder: str) -> None:
             drafted = [position for position, role in enumerate(roles) if role == "draft"]
             assert set(drafted) <= {position for position, _ in row.draft}
             seen |= set(roles)
-    assert seen >= {"mask", "final"} | ({"pending"} if decoder in ("wino", "saber") else {"draft"})
+    assert seen >= {"mask", "final"} | ({"pending"} if decoder in ("wino", "saber", "loo") else {"draft"})
+    assert ("edited" in seen) == (decoder == "loo")
     assert (seen >= {"anchor", "pending", "revoked"}) == (decoder in ("asrd", "random-revocation"))
 
 

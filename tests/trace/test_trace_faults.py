@@ -176,9 +176,48 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
+EDIT_FAULTS: dict[str, tuple[Fault, str]] = {
+    "a witness of a final token": (
+        change("witness", lambda r: r.update(witness=[*r["witness"], 13])),
+        "witness at position 13, which is not pending or was not read",
+    ),
+    "a contradiction without a witness": (
+        change("contradict", lambda r: r.update(witness=[])),
+        "where no witness predicts another token",
+    ),
+    "an edit that nobody asked for": (change("edit", lambda r: r.update(contradict=[])), "which no witness predicts"),
+    "an edit to another token": (change("edit", lambda r: r["edit"][1].__setitem__(0, 9)), "which no witness predicts"),
+    "an edit of a mask": (
+        change("witness", lambda r: r.update(edit=[[13], [2]])),
+        "edit at position 13 to token 2, which no witness predicts",
+    ),
+    "an edit without a token": (change("edit", lambda r: r["edit"][1].pop()), "positions and"),
+}
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of a trace with edits."""
+    path = tmp_path_factory.mktemp("trace") / "edited.jsonl"
+    model = TableModel(TableSpec(seed=3, volatility=1.0))
+    settings = {"max_new_tokens": 14, "block_length": 6, "decoder": "loo", "factor": 1.5}
+    asrd.fast_generate(model, torch.tensor([[2, 3], [5, 4]]), trace=path, **settings)
+    lines = path.read_text().splitlines()
+    assert all(f'"{event}"' in "".join(lines) for event in ("witness", "contradict", "edit", "keep", "pend"))
+    return lines
+
+
+@pytest.mark.parametrize("name", EDIT_FAULTS)
+def test_a_planted_fault_in_an_edit_is_refused_with_its_line(name: str, edited: list[str], tmp_path: Path) -> None:
+    require_refusal(*EDIT_FAULTS[name], edited, tmp_path)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_refused_with_its_line(name: str, good: list[str], tmp_path: Path) -> None:
-    fault, message = FAULTS[name]
+    require_refusal(*FAULTS[name], good, tmp_path)
+
+
+def require_refusal(fault: Fault, message: str, good: list[str], tmp_path: Path) -> None:
     lines = [json.loads(line) for line in good]
     number = fault(lines)
     path = tmp_path / "wrong.jsonl"

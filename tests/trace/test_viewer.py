@@ -23,6 +23,9 @@ SEED = 2
 ROLES = ("mask", "draft", "pending", "anchor", "revoked", "final")
 
 
+CELL = "document.getElementById('tok-0-{}')"
+
+
 class Tokenizer:
     """As much of a tokenizer as a trace asks for."""
 
@@ -135,6 +138,36 @@ def test_every_step_shows_what_the_replay_in_python_says(show: Opener, traces: l
     counts = traces[0].steps[-1].rows[0].counts
     for name, value in (("anchors", counts[2]), ("revoked", counts[1])):
         assert tab.locator(f".panel >> nth=0 >> .counter-{name} dd").text_content() == str(value)
+
+
+def test_an_edited_token_shows_before_and_after_and_the_witness_that_contradicted_it(show: Opener) -> None:
+    trace = a_trace("loo", factor=3.0, early_stop=False)
+    edits = [(step.number, *step.rows[0].edit[0]) for step in trace.steps if step.rows[0].edit]
+    assert edits, "a trace to test with must have an edit"
+    number, position, token = edits[0]
+    before = [list(canvases[0].tokens) for canvases in trace.replay()][number - 1][position]
+    shown = {token: WORDS[token].strip().replace("\n", "⏎") or "␣" for token in (before, token)}
+    tab, wanted = show([trace]), expected(trace)
+    tab.keyboard.press("Home")
+    for tick in range(len(trace.steps) + 1):
+        assert canvas(tab) == wanted[tick], f"forward pass {tick}"
+        if tick == number:
+            cell = tab.locator(f"#tok-0-{position}")
+            assert cell.get_attribute("data-before") == shown[before]
+            assert shown[before] in tab.evaluate(f"getComputedStyle({CELL.format(position)}, '::before').content")
+            cell.click()
+            history = tab.locator("#history").text_content()
+            assert "contradicted by its witness" in history
+            assert f"edited: {shown[before]} → {shown[token]}" in history
+            tab.evaluate("document.activeElement.blur()")  # so that the arrow keys move the clock again
+        tab.keyboard.press("ArrowRight")
+    assert tab.locator(f"#tok-0-{position}").get_attribute("data-before") is None or edits[-1][0] == len(trace.steps)
+    assert tab.locator(".counter-edited dd").text_content() == str(sum(len(s.rows[0].edit) for s in trace.steps))
+    contradicted = sum(len(step.rows[0].contradict) for step in trace.steps)
+    assert tab.locator(".counter-contradicted dd").text_content() == str(contradicted)
+    assert tab.locator(".legend .tok[data-role=edited]").count() == 1
+    pixel = f"viewer.panels[0].heatmap.picture.getContext('2d').getImageData({position}, {number - 1}, 1, 1).data"
+    assert tab.evaluate(f"Array.from({pixel})") == tab.evaluate("rgb(colour('heat-edited'))")
 
 
 def test_two_decoders_run_on_one_clock_and_the_faster_waits_at_its_end(show: Opener, traces: list[Trace]) -> None:

@@ -43,12 +43,12 @@ class FixedForwards:
         """[N, L, D], valid where it was due."""
         return self.body.parts.hidden
 
-    def prepare(self, embeds: Tensor, state: DecodeState) -> None:
-        """Keep the embeddings [N, L, D] of the coming forwards, and find what is due."""
+    def prepare(self, embeds: Tensor, state: DecodeState, probed: bool) -> None:
+        """Keep the embeddings [N, L, D] of the coming forwards, and find what is due. probed: as in `CachedBody`."""
         if self.embeds is None:
             self.embeds = torch.empty_like(embeds)
         self.embeds.copy_(embeds)
-        self.due.copy_(self.body.schedule.due(state))
+        self.due.copy_(self.body.due(state, probed))
         torch.sum(self.due, 1, out=self.counts)
         self.order.copy_((self.counts < self.length).byte().argsort(stable=True))
         self.next.zero_()

@@ -27,28 +27,31 @@ class Window:
 
     total: int = 0  # rows of the canvas that there are
     rows: Tensor | None = None  # [R] int64, which of them; None: all
-    columns: Tensor | None = None  # [R, W] int64, which positions of them, `length` for a slot without one; None: all
+    columns: Tensor | None = None  # [R, W] int64, which positions of them, -1 for a slot without one; None: the canvas
+    extra: int = 0  # how many rows behind the canvas its queries may see
 
 
 class CanvasLayer(CacheLayerMixin):
-    """One attention layer's keys and values, [B, H, length + 1, D]. Column `length` is for unused slots."""
+    """One attention layer's keys and values, [B, H, length + room + 1, D]: the canvas, what may follow it for the time
+    of a forward, and a last column for unused slots."""
 
     is_sliding = False
 
-    def __init__(self, length: int, window: Window) -> None:
+    def __init__(self, length: int, room: int, window: Window) -> None:
         super().__init__()
-        self.length, self.window = length, window
+        self.length, self.room, self.window = length, room, window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Room for all rows."""
         self.keys, self.values = (
-            new.new_zeros(self.window.total, new.shape[1], self.length + 1, new.shape[3])
+            new.new_zeros(self.window.total, new.shape[1], self.length + self.room + 1, new.shape[3])
             for new in (key_states, value_states)
         )
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store the new K/V [R, H, W, D] and return those of the whole canvas [R, H, length, D]."""
+        """Store the new K/V [R, H, W, D] and return those of the whole canvas and of what follows it in this forward,
+        [R, H, length + extra, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -62,7 +65,7 @@ class CanvasLayer(CacheLayerMixin):
             stored[every, :, : self.length] = new
             return new
         stored[every[:, None], :, columns.to(stored.device)] = new.transpose(1, 2)
-        return (stored if rows is None else stored[every])[:, :, : self.length]
+        return (stored if rows is None else stored[every])[:, :, : self.length + self.window.extra]
 
     def put(self, source: CanvasLayer, rows: Tensor, slots: Tensor, size: int) -> None:
         """Take over rows of another layer; this one has `size` of them."""
@@ -77,27 +80,30 @@ class CanvasLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Every query sees the whole canvas."""
-        return self.length, 0
+        return self.length + self.window.extra, 0
 
     def get_seq_length(self) -> int:
         """No query comes after what is stored."""
         return 0
 
     def get_max_length(self) -> int:
-        """The canvas."""
-        return self.length
+        """The canvas and what may follow it."""
+        return self.length + self.room
 
 
 class CanvasCache(Cache):
     """The layers of one model. `aim` says what the coming forward brings; a row's first one must bring all of it."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, room: int = 0) -> None:
         self.window = Window()
-        super().__init__(layer_class_to_replicate=partial(CanvasLayer, length, self.window))  # type: ignore[arg-type]
+        layer = partial(CanvasLayer, length, room, self.window)
+        super().__init__(layer_class_to_replicate=layer)  # type: ignore[arg-type]
 
-    def aim(self, total: int, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
-        """rows [R] of `total` and columns [R, W] of the coming forward; None: all."""
+    def aim(self, total: int, rows: Tensor | None = None, columns: Tensor | None = None, extra: int = 0) -> None:
+        """rows [R] of `total` and columns [R, W] of the coming forward (None: all rows, the canvas), and how many
+        columns behind the canvas it sees."""
         self.window.total, self.window.rows, self.window.columns = total, rows, columns
+        self.window.extra = extra
 
     def put(self, source: CanvasCache, rows: Tensor, slots: Tensor, size: int) -> None:
         """Take over rows of another cache, if it has any yet; this one has `size` of them."""

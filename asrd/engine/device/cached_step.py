@@ -33,7 +33,8 @@ class CachedStep:
         self.graphs.run("finish", self._finish)
 
     def _embed(self) -> None:
-        self.forwards.prepare(with_blind(self.run, self.decoder.embed()), self.decoder.state)
+        embeds = with_blind(self.run, self.decoder.embed())
+        self.forwards.prepare(embeds, self.decoder.state, self.decoder.probes)
 
     def _finish(self) -> None:
         finish(self.run, self.forwards.hidden, self.decoder, self.buffers)

@@ -43,7 +43,7 @@ def new_graphs(run: Run, decoder: Decoder, observers: Sequence[object] = ()) -> 
             f"cuda_graph=True, but the model is on device {str(run.request.prompt.device)!r}:"
             " move it to a CUDA or ROCm GPU, or leave cuda_graph out"
         )
-    obstacle = why_not_captured(decoder, observers) or why_model_not_captured(model)
+    obstacle = why_not_captured(run, decoder, observers) or why_model_not_captured(model)
     if obstacle and setting is True:
         raise ValueError(f"cuda_graph=True, but {obstacle}: change that, or leave cuda_graph out")
     if obstacle:
@@ -153,8 +153,10 @@ def _say(reason: str) -> None:
     log.warning("no CUDA graph, steps are launched one operation at a time: %s", reason)
 
 
-def why_not_captured(decoder: Decoder, observers: Sequence[object]) -> str:
+def why_not_captured(run: Run, decoder: Decoder, observers: Sequence[object]) -> str:
     """Why the steps of this decode cannot be a graph, or nothing."""
+    if run.cache is not None and decoder.attention_layout() is not None:
+        return f"{type(decoder).__name__} puts rows behind the canvas, which with a KV cache have no fixed shape yet"
     if any(isinstance(observer, Inspector) for observer in observers):
         return "an observer looks into the steps"
     return "" if decoder.capturable else f"{type(decoder).__name__} says that its steps cannot be captured"

@@ -5,6 +5,7 @@ plan      which decoders with which settings: the runs of a comparison
 measure   runs over problems, batch by batch, resuming where it stopped
 report    tables, CSV, JSON
 presets   the paper's tables by name
+frontier  several models: paired differences, AUP and plot from the results per problem
 plots     accuracy and forward passes, as curves, rows or a grid
 """
 

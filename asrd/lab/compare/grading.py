@@ -29,6 +29,8 @@ class Grade:
     checked_wrong: int = 0  # verified while wrong
     revoked: int = 0
     revoked_wrong: int = 0  # revoked while wrong
+    edited: int = 0  # replaced in place
+    edited_wrong: int = 0  # replaced in place while wrong
     anchors: int = 0  # promoted
     anchors_wrong: int = 0  # promoted and wrong in the result
 
@@ -49,10 +51,12 @@ class Grader:
             if not checked:
                 continue
             wrong = token_errors(self.problems[row], events.before[row].tolist())
-            revoked = events.revoked[row].tolist()
+            revoked, edited = events.revoked[row].tolist(), events.replaced[row].tolist()
             found.checked_wrong += sum(wrong[p] for p in checked)
             found.revoked += sum(revoked)
             found.revoked_wrong += sum(wrong[p] for p in checked if revoked[p])
+            found.edited += sum(edited[p] for p in checked)
+            found.edited_wrong += sum(wrong[p] for p in checked if edited[p])
 
     def grades(self, responses: Tensor) -> list[Grade]:
         """The grades of the finished responses [B, G]."""

@@ -23,7 +23,7 @@ from asrd.many import Engine, Handle
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 
-Record = dict[str, Any]  # a Grade's fields and: problem (its seed), steps, seconds, drafted
+Record = dict[str, Any]  # a Grade's fields and: problem (its seed), steps, seconds, drafted, rows (positions computed)
 
 
 def measure(
@@ -92,8 +92,9 @@ def decode_problems(model: Any, run: RunSpec, problems: Sequence[Problem], slots
         if result.error is not None:
             raise ValueError(result.error)
         (grade,) = watch.graders[result.index].grades(torch.tensor([result.tokens]))
-        counts = {"steps": result.steps, "drafted": result.drafted, "seconds": watch.seconds[result.index]}
-        yield {"problem": problems[result.index].seed} | counts | asdict(grade)
+        counts = {"steps": result.steps, "drafted": result.drafted, "rows": result.computed}
+        seconds = {"seconds": watch.seconds[result.index]}
+        yield {"problem": problems[result.index].seed} | counts | seconds | asdict(grade)
         watch.since = time.perf_counter()
 
 

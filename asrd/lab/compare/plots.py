@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
@@ -15,6 +15,23 @@ from asrd.lab.plotting import Label, Theme, caption, decoder_style, figure, log_
 ACCURACY, FORWARDS, TIME = "accuracy, %", "forward passes per problem", "ms per problem"
 CHANGE_COST = ("kv_cache", "kv_refresh", "block_length")  # settings that change what one forward pass costs
 INTERVALS = "Bars are 95 % intervals."
+
+
+class Point(Protocol):
+    """A setting of a decoder on the plot of accuracy against forward passes."""
+
+    @property
+    def decoder(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def forwards(self) -> float: ...
+    @property
+    def accuracy(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
 
 
 def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, ...] | None = None) -> list[Path]:
@@ -29,7 +46,7 @@ def draw(summaries: Sequence[Summary], path: Path, title: str, axes: tuple[str, 
     return save(path, partial(kinds[len(axes)], summaries, title, *axes))
 
 
-def draw_frontier(by_model: Mapping[str, Sequence[Summary]], path: Path, title: str) -> list[Path]:
+def draw_frontier(by_model: Mapping[str, Sequence[Point]], path: Path, title: str) -> list[Path]:
     """Accuracy against forward passes, one panel per model, one labelled curve per decoder; returns the files.
 
     The number at a point is the setting that its curve varies.
@@ -37,14 +54,14 @@ def draw_frontier(by_model: Mapping[str, Sequence[Summary]], path: Path, title: 
     return save(path, partial(_frontier, by_model, title))
 
 
-def varied(points: Sequence[Summary]) -> str | None:
+def varied(points: Sequence[Point]) -> str | None:
     """The setting in which the points of a curve differ; None if there is none, or more than one."""
     names = {name for point in points for name in point.settings}
     differing = [name for name in sorted(names) if len({repr(point.settings.get(name)) for point in points}) > 1]
     return differing[0] if len(differing) == 1 else None
 
 
-def _frontier(by_model: Mapping[str, Sequence[Summary]], title: str, theme: Theme) -> Figure:
+def _frontier(by_model: Mapping[str, Sequence[Point]], title: str, theme: Theme) -> Figure:
     made, panels = figure(4.9 if len(by_model) == 1 else 4.4, 1, len(by_model), sharey=True)
     numbers: dict[str, list[str]] = {}
     todo = []
@@ -84,7 +101,7 @@ def _value(value: Any) -> str:
 
 
 def _errorbar(
-    panel: Any, theme: Theme, decoder: str, spots: Sequence[tuple[float, float]], points: Sequence[Summary], **more: Any
+    panel: Any, theme: Theme, decoder: str, spots: Sequence[tuple[float, float]], points: Sequence[Point], **more: Any
 ) -> None:
     """The curve through the spots (x, accuracy in per cent), with the intervals of the points."""
     error = [[100 * (s.accuracy - s.low) for s in points], [100 * (s.high - s.accuracy) for s in points]]

@@ -19,6 +19,7 @@ class Part:
 
     decoders: tuple[str, ...] = ("asrd",)
     sweeps: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    common: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Table:
         """The runs, in order, each once. The table's own settings take precedence over `common`."""
         found: dict[str, RunSpec] = {}
         for part in self.parts:
-            fixed = {**common, **self.common}
+            fixed = {**common, **self.common, **part.common}
             for run in plan_runs(part.decoders, fixed, part.sweeps, range(self.seeds)):
                 found.setdefault(run.name, run)
         return list(found.values())
@@ -57,6 +58,7 @@ def _asrd(**settings: Sequence[Any]) -> Part:
     return Part(sweeps=settings)
 
 
+FACTORS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 DRAFTING = (0.6, 0.7, 0.8, 0.9)
 
@@ -103,5 +105,13 @@ PRESETS: dict[str, tuple[Table, ...]] = {
         Table("refresh", "Dual cache: steps between full forward passes (1: exact; None: new blocks only)",
               (Part(("threshold", "asrd"), {"kv_refresh": (1, 2, 4, 8, None)}),),
               common={"kv_cache": "dual"}, axes=("kv_refresh",)),
+    ),
+    "frontier": (
+        Table("frontier", "Accuracy against forward passes, every decoder over its range, dual cache (Saber: none)",
+              (Part(("factor", "loo"), {"factor": FACTORS}),
+               Part(("threshold", "asrd"), {"threshold": (0.5, *DRAFTING)}),
+               Part(("wino",), {"threshold": DRAFTING}), STANDARD,
+               Part(("saber",), {"saber_n": (2, 4, 8)}, common={"kv_cache": None})),
+              common={"kv_cache": "dual"}, axes=None),
     ),
 }  # fmt: skip

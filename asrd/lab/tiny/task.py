@@ -177,9 +177,9 @@ def problems(which: str, level: str = "hard", first_seed: int = 0) -> Iterator[P
         seed += 1
 
 
-def held_out(count: int, level: str = "hard") -> list[Problem]:
-    """The first `count` of the problems on which decoders and models are scored."""
-    return list(itertools.islice(problems("test", level, SCORING_FROM), count))
+def held_out(count: int, level: str = "hard", first: int = 0) -> list[Problem]:
+    """`count` of the problems on which decoders and models are scored, from number `first` on."""
+    return list(itertools.islice(problems("test", level, SCORING_FROM), first, first + count))
 
 
 def _as_words(response: str | Sequence[int]) -> list[str]:

@@ -94,12 +94,8 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
     vocab, batch = rng.choice([4, 6, 12]), rng.choice([1, 2, 3])
     rules = draw_rules(rng, length, vocab)
     prompt = torch.full((batch, rng.choice([1, 3])), rules.pad_id)
-    other = random.Random(f"lengths {seed}")
-    lengths = (
-        torch.tensor([other.choice([0, length, *range(length // 3, length)]) for _ in range(batch)])
-        if seed % 3
-        else None
-    )
+    own = random.Random(f"lengths {seed}").choices([0, length, *range(length // 3, length)], k=batch)
+    lengths = torch.tensor(own) if seed % 3 else None
     state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths)
     _, stats = new_stats(state)
     unread, shift = torch.zeros_like(stats.bad), seed % 2

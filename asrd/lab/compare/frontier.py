@@ -1,0 +1,254 @@
+"""Accuracy against parallelism over several models, from the results per problem that `asrd compare` keeps as CSV:
+`python -m asrd.lab.compare.frontier docs/data/frontier-*.csv --out docs`.
+
+Draws frontier.png and writes frontier.md: every setting with accuracy, forward passes and positions computed; paired
+differences at equal forward passes; AUP. The name of a file ends in the name of the model: frontier-tiny.csv.
+
+AUP, accuracy under parallelism, is d3LLM's (https://github.com/hao-ai-lab/d3LLM): `aup` has the formula.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asrd.lab.compare.measure import Record
+from asrd.lab.compare.plan import RunSpec
+from asrd.lab.compare.plots import draw_frontier
+from asrd.lab.compare.report import wilson
+
+OURS = "loo"
+COLUMNS = {"right": "right", "passes": "steps", "tokens": "length", "rows": "rows", "edited": "edited"}
+"""Column of the CSV: field of a record. tokens: up to the end of text; rows: positions computed."""
+PENALTY, TOLERANCE = 3.0, 5.0  # of AUP: alpha, and how many points of accuracy a curve may lose
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One decoder with its settings over the problems of one model; lists by problem, in the same order for all."""
+
+    label: str
+    right: list[int]
+    passes: list[int]
+    tokens: list[int]
+    rows: list[int]
+    edited: list[int]
+
+    @property
+    def decoder(self) -> str:
+        """The first word of the label."""
+        return self.label.split()[0]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers."""
+        return statistics.fmean(self.right)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings in the label, numbers as numbers."""
+        pairs = (word.split("=", 1) for word in self.label.split()[1:] if "=" in word)
+        return {name: float(value) if value.replace(".", "", 1).isdigit() else value for name, value in pairs}
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % interval of the accuracy."""
+        return wilson(sum(self.right), len(self.right))[0]
+
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        return wilson(sum(self.right), len(self.right))[1]
+
+    @property
+    def forwards(self) -> float:
+        """Mean forward passes per problem."""
+        return statistics.fmean(self.passes)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens of all problems over their forward passes."""
+        return sum(self.tokens) / sum(self.passes)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Ours against a peer at as many forward passes, in points of accuracy."""
+
+    ours: Setting
+    peer: str
+    forwards: float  # of the peer
+    mean: float
+    error: float  # standard error of the mean
+    wins: int
+    losses: int
+
+    @property
+    def p(self) -> float:
+        """Two-sided sign test on the problems that only one of the two got right."""
+        return sign_test(self.wins, self.losses)
+
+
+def save_problems(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], path: Path) -> None:
+    """A line per problem: its seed, and for every run the `COLUMNS` as "label|column"."""
+    names = [f"{run.label}|{column}" for run in runs for column in COLUMNS]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["problem", *names])
+        for line in zip(*records, strict=True):
+            writer.writerow([line[0]["problem"], *(int(r.get(name, 0)) for r in line for name in COLUMNS.values())])
+
+
+def read_problems(path: Path) -> list[Setting]:
+    """The settings of such a file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    labels = dict.fromkeys(name.split("|")[0] for name in lines[0] if "|" in name)
+    return [Setting(label, *([int(line[f"{label}|{c}"]) for line in lines] for c in COLUMNS)) for label in labels]
+
+
+def aup(settings: Sequence[Setting], best: float) -> float:
+    """Accuracy under parallelism of one decoder's settings: with parallelism r (tokens per forward pass) ascending and
+    accuracy y in percent,
+
+        AUP = r_1 y_1 + sum over i > 1 of (r_i - r_(i-1)) (y_i W(y_i) + y_(i-1) W(y_(i-1))) / 2,
+        W(y) = min(1, exp(-3 (1 - y / best))),
+
+    over the points with y_i >= y_1 - 5. best: the highest accuracy of any decoder on the task, in percent.
+    """
+    points = sorted((s.tokens_per_forward, 100 * s.accuracy) for s in settings)
+    points = [(r, y) for r, y in points if y >= points[0][1] - TOLERANCE]
+    weighted = [y * min(1.0, math.exp(-PENALTY * (1 - y / best))) for _, y in points]
+    area = points[0][0] * points[0][1]
+    for i in range(1, len(points)):
+        area += (points[i][0] - points[i - 1][0]) * (weighted[i] + weighted[i - 1]) / 2
+    return area
+
+
+def difference(ours: Setting, peers: Sequence[Setting]) -> Difference:
+    """Ours against the settings of one peer at as many mean forward passes.
+
+    Between two settings of the peer, each problem is decoded by one or the other with the probability that makes the
+    mean forward passes equal: the mean difference is the expectation over these draws, wins and losses are those of
+    one draw, fixed by the number of the problem. Beyond its settings the nearest one is taken, as it is.
+    """
+    order = sorted(peers, key=lambda s: s.forwards)
+    fewer = max((s for s in order if s.forwards <= ours.forwards), key=lambda s: s.forwards, default=order[0])
+    more = min((s for s in order if s.forwards >= ours.forwards), key=lambda s: s.forwards, default=order[-1])
+    if not fewer.forwards <= ours.forwards <= more.forwards:
+        fewer = more = order[0] if ours.forwards < order[0].forwards else order[-1]
+    gap = more.forwards - fewer.forwards
+    share = (ours.forwards - fewer.forwards) / gap if gap else 0.0  # of problems decoded by `more`
+    each = [o - (1 - share) * a - share * b for o, a, b in zip(ours.right, fewer.right, more.right, strict=True)]
+    rng = random.Random(0)
+    drawn = [b if rng.random() < share else a for a, b in zip(fewer.right, more.right, strict=True)]
+    return Difference(
+        ours=ours,
+        peer=between(fewer, more),
+        forwards=(1 - share) * fewer.forwards + share * more.forwards,
+        mean=100 * statistics.fmean(each),
+        error=100 * statistics.stdev(each) / math.sqrt(len(each)),
+        wins=sum(o > d for o, d in zip(ours.right, drawn, strict=True)),
+        losses=sum(o < d for o, d in zip(ours.right, drawn, strict=True)),
+    )
+
+
+def between(fewer: Setting, more: Setting) -> str:
+    """The name of a peer between two of its settings."""
+    return fewer.label if fewer is more else f"{fewer.label} / {more.label.split(maxsplit=1)[-1]}"
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided p: the probability of a split at least this uneven if both sides are equally likely."""
+    n = wins + losses
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """The settings of each decoder, in order of forward passes."""
+    found: dict[str, list[Setting]] = {}
+    for setting in sorted(settings, key=lambda s: s.forwards):
+        found.setdefault(setting.decoder, []).append(setting)
+    return found
+
+
+def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
+    """frontier.md."""
+    n = len(next(iter(models.values()))[0].right)
+    parts = ["# Accuracy against forward passes", f"    {command}", "![accuracy](frontier.png)",
+             f"{n} held-out problems of the hard level per model, greedy, 96 tokens in blocks of 32; 95 % intervals."
+             " Dual cache for all decoders but Saber, which has none."]  # fmt: skip
+    for model, settings in models.items():
+        parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
+    return "\n\n".join([*parts, "## AUP", _aup_table(models)]) + "\n"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def _settings_table(settings: Sequence[Setting]) -> str:
+    rows = []
+    for setting in (s for group in by_decoder(settings).values() for s in group):
+        low, high = wilson(sum(setting.right), len(setting.right))
+        rows.append([
+            setting.label, f"{setting.accuracy:.1%} ({100 * low:.1f} - {100 * high:.1f})", f"{setting.forwards:.1f}",
+            f"{setting.tokens_per_forward:.2f}", f"{statistics.fmean(setting.rows):.0f}",
+            f"{statistics.fmean(setting.edited):.2f}",
+        ])  # fmt: skip
+    return _table(["setting", "accuracy", "forward passes", "tokens / pass", "positions computed", "edits"], rows)
+
+
+def _differences_table(settings: Sequence[Setting]) -> str:
+    groups = by_decoder(settings)
+    found = [difference(o, group) for o in groups.get(OURS, []) for peer, group in groups.items() if peer != OURS]
+    rows = [
+        [d.ours.label, f"{d.ours.forwards:.1f}", d.peer, f"{d.forwards:.1f}", f"{d.mean:+.1f} ± {d.error:.1f}",
+         f"{d.wins} : {d.losses}", f"{d.p:.2g}"] for d in found
+    ]  # fmt: skip
+    return _table(
+        ["ours", "passes", "peer", "its passes", "points (± s. e.)", "only ours right : only peer", "p"], rows
+    )
+
+
+def _aup_table(models: Mapping[str, Sequence[Setting]]) -> str:
+    names = dict.fromkeys(s.decoder for settings in models.values() for s in settings)
+    rows = []
+    for name in names:
+        line = [name]
+        for settings in models.values():
+            own, best = [s for s in settings if s.decoder == name], 100 * max(s.accuracy for s in settings)
+            line.append(f"{aup(own, best):.0f}" if own else "")
+        rows.append(line)
+    return _table(["decoder", *models], rows)
+
+
+def plot(models: Mapping[str, Sequence[Setting]], path: Path) -> None:
+    """Accuracy against forward passes, one panel per model, one curve per decoder; for light and dark backgrounds."""
+    number = len(next(iter(models.values()))[0].right)
+    draw_frontier(models, path, f"Accuracy against forward passes\n{number} fresh problems per model")
+
+
+def main() -> None:
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m asrd.lab.compare.frontier", description=about)
+    parser.add_argument("files", type=Path, nargs="+", help="results per problem, one file per model")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of frontier.md and frontier.png")
+    given = parser.parse_args()
+    models = {path.stem.removeprefix("frontier-"): read_problems(path) for path in given.files}
+    given.out.mkdir(parents=True, exist_ok=True)
+    command = f"python -m asrd.lab.compare.frontier {' '.join(map(str, given.files))} --out {given.out}"
+    (given.out / "frontier.md").write_text(page(models, command), encoding="utf-8")
+    plot(models, given.out / "frontier.png")
+
+
+if __name__ == "__main__":
+    main()
