@@ -26,6 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine import loop
+from asrd.engine.batch import Batch, decode
 from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
@@ -198,7 +199,7 @@ def _time_ours(model: Any, contender: Contender, case: Case, clock: Clock) -> tu
         clock, case.middle, case.middle + WINDOW if cached else case.blocks, None if cached else case.steps
     )
     with suppress(_Enough), clock.part("statistics"):
-        loop.decode(run, decoder, [window])
+        decode(Batch(run, decoder, range(case.batch), observers=[window]))
     return window.steps, window.seconds
 
 

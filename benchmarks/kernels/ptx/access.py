@@ -1,7 +1,7 @@
 """Loads, stores and asynchronous copies.
 
 An asynchronous copy reads global memory when it is issued and lands in shared memory at the wait for its group, the
-latest moment that is allowed; between the two, nobody may read what it will overwrite.
+latest moment that is allowed; between the two, what it will overwrite must not be read.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _grid(caught: Caught, ptx: Ptx) -> tuple[int, int, int]:
 
 
 def _parameters(code: Program, ptx: Ptx, regions: dict[int, Region]) -> list[int]:
-    """Raw bits of every parameter: the arguments, then Triton's pointers to scratch memory, which nobody uses."""
+    """Raw bits of every parameter: the arguments, then Triton's pointers to scratch memory, which are unused."""
     found: list[int] = []
     for kind, value in ptx.arguments.values():
         if isinstance(value, Tensor):

@@ -115,7 +115,7 @@ class Space:
             self.faults.add("race", access.instruction, text)
 
     def announce(self, lanes: Lanes, address: I64, access: Access) -> None:
-        """A write that lands later, at an unknown moment: until then nobody may read what is there."""
+        """A write that lands later, at an unknown moment: until then its bytes must not be read."""
         index, sound = self._locate(lanes, address, access, "stores")
         if sound is not None:
             lanes, index = lanes[sound], index[sound]
@@ -177,7 +177,7 @@ class Space:
         self.faults.add("programs" if foreign else "race", access.instruction, text)
 
     def _write_race(self, lanes: Lanes, index: I64, clash: Clash, before: Mask, after: Mask, access: Access) -> None:
-        """`before`, `after`: lanes whose value stood there before the store, and stands there after it."""
+        """`before`, `after`: lanes whose value was there before the store, and is there after it."""
         lanes_of = lambda mask: mask.reshape(len(index), -1).any(1)  # noqa: E731
         earlier, beside = lanes_of(clash.writes), lanes_of(clash.beside)
         harmful = (earlier & ~before) | (beside & ~after)

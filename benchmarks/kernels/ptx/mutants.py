@@ -33,7 +33,7 @@ SUBJECTS: dict[str, Callable[[], Case]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """A kernel without its barrier number `barrier`, which stands at `line` of the source."""
+    """A kernel without its barrier number `barrier`, which is at `line` of the source."""
 
     case: str
     kernel: str

@@ -33,7 +33,7 @@ def block_of(stamp: I64) -> I64:
 
 
 def _unordered(one: I64, other: I64) -> Mask:
-    """Of two stamps (0: nobody): two warps of one block in one epoch, or two blocks."""
+    """Of two stamps (0: none): two warps of one block in one epoch, or two blocks."""
     differ = one ^ other
     apart = (differ >> _WARP_BITS == 0) | (differ >> _BLOCK_SHIFT != 0)
     return (one != 0) & (differ != 0) & apart
