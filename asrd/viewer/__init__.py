@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from importlib import resources
 
 from asrd.trace import Trace
+from asrd.viewer.palette import custom_properties
 
-SCRIPTS = ("replay.js", "parts.js", "heatmap.js", "charts.js", "history.js", "panel.js", "main.js")
+SCRIPTS = ("replay.js", "parts.js", "axes.js", "heatmap.js", "charts.js", "history.js", "text.js", "panel.js", "main.js")
 
 
 def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str = "asrd trace") -> str:
@@ -29,7 +30,7 @@ def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str 
         raise ValueError(f"the traces have {counts} rows: only traces of one batch can be shown side by side")
     grades = [*grades, *[None] * (len(traces) - len(grades))]
     data = [{"records": t.records, "grade": grade} for t, grade in zip(traces, grades, strict=True)]
-    style, script = _file("style.css"), '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
+    style, script = _style(), '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
     values = {
         "title": _as_text(title),
         "style": style,
@@ -42,6 +43,14 @@ def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str 
     for name in ("title", "style_hash", "script_hash", "style", "script", "data"):  # data last: it may hold anything
         html = html.replace("{{" + name + "}}", values[name], 1)
     return html
+
+
+def _style() -> str:
+    """style.css with the colours of the parts of a step in both themes."""
+    style = _file("style.css")
+    for theme in ("light", "dark"):
+        style = style.replace("{{" + theme + "}}", custom_properties(theme))
+    return style
 
 
 def _file(name: str) -> str:
