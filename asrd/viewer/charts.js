@@ -40,7 +40,7 @@ class Charts {
       }
       shapes.push(draw("polygon", { class: `fill role-${ROLES[role].name}`, points: [...top, ...bottom].join(" ") }));
     }
-    const left = { unit: "positions", ticks: [[0, "100 %"], [0.5, "50 %"], [1, "0 %"]] };
+    const left = { unit: "% of positions", ticks: [[0, 100], [0.5, 50], [1, 0]] };
     return this._plot("canvas filled", "share of each role after each forward pass", [], { left }, ...shapes);
   }
 

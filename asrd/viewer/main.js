@@ -70,8 +70,8 @@ class Viewer {
     const edits = this.traces.some((trace) => trace.records.some((record) => (record.rows || []).some((row) => row.edit || row.replace)));
     const shown = ROLES.filter((role) => edits || role.name !== "edited").map((role) => make("li", {},
       make("i", { class: `swatch role-${role.name}` }),
-      make("span", { class: "tok", data: { role: role.name }, text: role.name === "mask" ? "" : role.label, "data-ghost": role.label }),
-      make("small", { text: role.name === "mask" ? `mask: ${role.meaning}` : role.meaning })));
+      make("span", { class: "tok", data: { role: role.name }, text: role.label, "data-ghost": "" }),
+      make("small", { text: role.name === "pending" && !edits ? "may still be revoked" : role.meaning })));
     this.find("legend").append(...shown);
   }
 

@@ -57,20 +57,23 @@ class Text {
     return [[...changed, ...block], changed, (events.draft || [[]])[0], [block[0]]].filter((places) => places.length);
   }
 
-  // Show the first of the groups of places that fits into the box, or the beginning of the last; stay if it is in sight.
+  // Show the first of the groups of places that fits into the box, or the beginning of the last, with a line above and
+  // below if there is room: the outermost lines may be faded. Stay if it is in sight.
   _scroll(...groups) {
-    const { list } = this, height = parseFloat(getComputedStyle(list).lineHeight), shown = Math.max(1, Math.round(list.clientHeight / height));
+    const { list } = this, height = parseFloat(getComputedStyle(list).lineHeight);
+    const shown = Math.max(1, Math.round(list.clientHeight / height)), total = Math.round(list.scrollHeight / height);
     const base = this.cells[0].token.offsetTop, row = (place) => Math.round((this.cells[place].token.offsetTop - base) / height);
     let first = 0, last = 0;
     for (const group of groups) {
       const rows = group.map(row);
       first = Math.min(...rows);
       last = Math.max(...rows);
-      if (last - first < shown) break;
+      if (last - first + 1 < shown || total <= shown) break;
       last = first;
     }
-    const top = Math.round(list.scrollTop / height), above = shown - (last - first) > 2 ? 1 : 0;
-    if (first < top || last >= top + shown) list.scrollTop = Math.max(0, first - above) * height;
+    const room = last - first + 3 <= shown ? 1 : 0, above = Math.max(0, first - room), below = Math.min(total - 1, last + room);
+    const top = Math.round(list.scrollTop / height);
+    if (above < top || below >= top + shown) list.scrollTop = above * height;
     this._fade();
   }
 
