@@ -15,7 +15,9 @@ from importlib import resources
 from asrd.trace import Trace
 from asrd.viewer.palette import custom_properties
 
-SCRIPTS = ("replay.js", "parts.js", "axes.js", "heatmap.js", "charts.js", "history.js", "text.js", "panel.js", "main.js")
+SCRIPTS = tuple(
+    f"{name}.js" for name in ("replay", "parts", "axes", "heatmap", "charts", "history", "text", "panel", "main")
+)
 
 
 def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str = "asrd trace") -> str:

@@ -47,17 +47,17 @@ class Text {
     this.waiting = requestAnimationFrame(() => { this._scroll(...this._subjects()); });
   }
 
-  // What a step is about, the most wanted first: what it revokes or edits with its block, that alone, what it commits.
+  // What a step is about: what it revokes or edits, or else what it commits; better with its whole block.
   _subjects() {
     const { replay, step } = this;
     if (!step) return [[0]];
-    const events = replay.steps[step - 1], size = replay.header.block_length, first = events.block * size;
+    const events = replay.steps[step - 1], size = replay.header.block_length, first = Math.min(events.block * size, replay.length - 1);
     const changed = [...(events.revoke || []), ...(events.edit || [[]])[0], ...(events.replace || [[]])[0]];
-    const block = [Math.min(first, replay.length - 1), Math.min(first + size, replay.length) - 1];
-    return [[...changed, ...block], changed, (events.draft || [[]])[0], [block[0]]].filter((places) => places.length);
+    const committed = events.draft ? events.draft[0] : [first], subject = changed.length ? changed : committed;
+    return [[...subject, first, Math.min(first + size, replay.length) - 1], subject];
   }
 
-  // Show the first of the groups of places that fits into the box, or the beginning of the last, with a line above and
+  // Show the first of the groups of places that fits into the box, or the beginning of the last one, with a line above and
   // below if there is room: the outermost lines may be faded. Stay if it is in sight.
   _scroll(...groups) {
     const { list } = this, height = parseFloat(getComputedStyle(list).lineHeight);
