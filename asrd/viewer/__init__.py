@@ -17,7 +17,9 @@ from importlib import resources
 from asrd.trace import Trace
 from asrd.viewer.palette import custom_properties
 
-SCRIPTS = ("replay.js", "parts.js", "heatmap.js", "charts.js", "history.js", "panel.js", "main.js")
+SCRIPTS = tuple(
+    f"{name}.js" for name in ("replay", "parts", "axes", "heatmap", "charts", "history", "text", "panel", "main")
+)
 
 
 def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str = "asrd trace") -> str:
@@ -32,8 +34,7 @@ def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str 
         raise ValueError(f"the traces have {counts} rows: only traces of one batch can be shown side by side")
     grades = [*grades, *[None] * (len(traces) - len(grades))]
     data = [{"records": t.records, "grade": grade} for t, grade in zip(traces, grades, strict=True)]
-    style = _colours() + _file("style.css")
-    script = '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
+    style, script = _style(), '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
     values = {
         "title": _as_text(title),
         "style": style,
@@ -48,11 +49,12 @@ def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str 
     return html
 
 
-def _colours() -> str:
-    """The palette as CSS custom properties, for both themes."""
-    light, dark = custom_properties("light"), custom_properties("dark")
-    by_system = f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}'
-    return f':root {{ {light} }}\n{by_system}\n:root[data-theme="dark"] {{ {dark} }}\n'
+def _style() -> str:
+    """style.css with the colours of the parts of a step in both themes."""
+    style = _file("style.css")
+    for theme in ("light", "dark"):
+        style = style.replace("{{" + theme + "}}", custom_properties(theme))
+    return style
 
 
 def _file(name: str) -> str:

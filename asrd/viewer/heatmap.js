@@ -1,16 +1,20 @@
 // Heatmap: roles by position (across) and forward pass (down), on a canvas. One pixel per cell is painted once and
-// scaled; the clock's line and the chosen position are drawn over it.
+// scaled; the clock's line and the chosen position are drawn over it. Its height is the clock's, the same for every
+// decoder: one that needs fewer passes fills less of it.
 
-const TALL = 300; // pixels, for the clock's whole range
+const PASS_HEIGHT = 3, LEAST_HEIGHT = 160, MOST_HEIGHT = 360; // pixels
 const MARK_FROM = 6; // smallest cell, in pixels, in which anchors are marked
+const MOST_BLOCKS = 6; // numbers at the axis of positions
 
 class Heatmap {
   constructor(replay, ticks, handlers) {
     this.replay = replay;
     this.ticks = ticks;
+    this.height = Math.min(Math.max(PASS_HEIGHT * ticks, LEAST_HEIGHT), MOST_HEIGHT);
     this.canvas = make("canvas", { role: "img", "aria-label": this._summary() });
-    const caption = make("figcaption", {}, make("b", { text: "roles" }), make("span", { text: `${replay.length} positions → ${replay.count * replay.perStep} forward passes ↓` }));
-    this.element = make("figure", { class: "heatmap" }, caption, this.canvas);
+    const passes = replay.count * replay.perStep;
+    const caption = make("figcaption", {}, make("b", { text: "roles" }), make("span", { text: `${replay.header.decoder}: ${passes} of ${ticks} forward passes` }));
+    this.element = make("figure", { class: "heatmap" }, caption, withAxes(this.canvas, this._axes()));
     this.canvas.addEventListener("pointermove", (event) => handlers.hover(this._cell(event), event));
     this.canvas.addEventListener("pointerleave", () => handlers.leave());
     this.canvas.addEventListener("click", (event) => handlers.pick(this._cell(event)));
@@ -21,13 +25,20 @@ class Heatmap {
     return `role of each position after each forward pass: ${count * perStep} passes, ${last.anchors} anchors, ${last.revoked} tokens revoked, ${last.edited} edited`;
   }
 
+  _axes() {
+    const { length, header } = this.replay, blocks = Math.ceil(length / header.block_length), ticks = [];
+    const stride = Math.ceil(blocks / MOST_BLOCKS) * header.block_length;
+    for (let place = 0; place < length - 0.4 * stride; place += stride) ticks.push([place / length, place]);
+    const bottom = { unit: "position", ticks: [...ticks, [1, length]] };
+    return { left: { unit: "forward passes", ticks: passTicks(this.ticks, 6).map((tick) => [tick / this.ticks, tick]) }, bottom };
+  }
+
   // Paint everything that does not move; called after a change of size or theme.
   paint() {
     const { replay } = this, { length, count } = replay;
     this.width = this.canvas.clientWidth || 600;
-    this.height = TALL;
     this.cellWidth = this.width / length;
-    this.cellHeight = (this.height * replay.perStep) / this.ticks; // the same for all decoders: passes saved are visible
+    this.cellHeight = (this.height * replay.perStep) / this.ticks;
     this.context = fitCanvas(this.canvas, this.width, this.height);
     this.ink = colour("ink");
     this.veil = colour("veil");
@@ -91,20 +102,20 @@ class Heatmap {
     }
   }
 
-  show(step, chosen) {
+  show(tick, chosen) {
     if (!this.context) return;
-    const { context, cellWidth, cellHeight, replay } = this, y = step * cellHeight;
+    const { context, cellWidth, cellHeight, replay } = this, y = (tick / this.ticks) * this.height, end = replay.count * cellHeight;
     context.clearRect(0, 0, this.width, this.height);
     context.drawImage(this.scaled, 0, 0, this.width, this.height);
     context.fillStyle = this.veil;
-    context.fillRect(0, y, this.width, replay.count * cellHeight - y);
+    if (y < end) context.fillRect(0, y, this.width, end - y);
     context.fillStyle = this.ink;
-    context.fillRect(0, Math.min(y, this.height - 2), this.width, step ? 2 : 0);
+    context.fillRect(0, Math.min(y, this.height - 2), this.width, tick ? 2 : 0);
     if (chosen !== null) {
       context.strokeStyle = this.ink;
       context.lineWidth = 1.5;
       const width = Math.max(cellWidth, 3);
-      context.strokeRect((chosen + 0.5) * cellWidth - width / 2, 0.75, width, replay.count * cellHeight - 1.5);
+      context.strokeRect((chosen + 0.5) * cellWidth - width / 2, 0.75, width, end - 1.5);
     }
   }
 

@@ -64,7 +64,8 @@ class History {
     const x = Math.min(Math.max(room, box.left + box.width / 2 - tip.width / 2), window.innerWidth - tip.width - room);
     const above = box.top - tip.height - room;
     this.tip.style.left = `${x}px`;
-    this.tip.style.top = `${above > room ? above : box.bottom + room}px`;
+    const lowest = document.getElementById("controls").getBoundingClientRect().top - tip.height - room;
+    this.tip.style.top = `${above > room ? above : Math.min(box.bottom + room, lowest)}px`;
   }
 
   leave() { this.tip.hidden = true; }
@@ -83,15 +84,17 @@ class History {
 
   // Confidence over the steps, with a mark at each event.
   _curve(replay, lines, step) {
-    const width = 300, height = 46, x = (s) => (s / Math.max(replay.count, 1)) * width, y = (c) => 2 + (1 - c) * (height - 4);
+    const width = 300, height = 56, x = (s) => (s / Math.max(replay.count, 1)) * width, y = (c) => 2 + (1 - c) * (height - 4);
     const read = lines.filter((line) => line.reading);
     const svg = draw("svg", { class: "confidence-curve", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": "confidence at each forward pass" });
-    svg.append(draw("polyline", { class: "curve curve-confidence", points: read.map((l) => `${x(l.step)},${y(l.reading.confidence)}`).join(" ") }));
+    svg.append(draw("polyline", { class: "curve line-confidence", points: read.map((l) => `${x(l.step)},${y(l.reading.confidence)}`).join(" ") }));
     for (const line of lines) {
       for (const name of line.events) svg.append(draw("rect", { class: `mark mark-${name}`, x: x(line.step) - 1.5, y: 0, width: 3, height }));
     }
     svg.append(draw("line", { class: "cursor", x1: x(step), x2: x(step), y1: 0, y2: height }));
-    return svg;
+    const passes = Math.max(replay.count * replay.perStep, 1);
+    const bottom = { unit: "forward passes", ticks: passTicks(passes, 6).map((tick) => [tick / passes, tick]) };
+    return withAxes(svg, { left: { unit: "confidence", ticks: [[0, 1], [0.5, 0.5], [1, 0]] }, bottom });
   }
 
   unpin() { this.element.hidden = true; this.element.replaceChildren(); }

@@ -13,14 +13,28 @@ class Viewer {
     this._rows();
     this._build(0);
     this._listen();
-    this.seek(this._opening());
+    this._open();
   }
 
-  // The page opens at the first revocation; without one, a third of the way.
-  _opening() {
-    const firsts = this.panels.map(({ replay }) => (replay.steps.findIndex((step) => step.revoke && step.revoke.length) + 1) * replay.perStep);
-    const found = firsts.filter((tick) => tick > 0);
-    return found.length ? Math.min(...found) : Math.ceil(this.ticks / 3 / this.stride) * this.stride;
+  // Begin, paused, at the first pass that revokes or edits a token, or at the first of all, and invite to play.
+  _open() {
+    const changes = this.panels.flatMap(({ replay }) => {
+      const change = replay.firstChange();
+      return change ? [{ tick: change.step * replay.perStep, name: change.name }] : [];
+    }).sort((one, other) => one.tick - other.tick);
+    const { tick, name } = changes[0] || { tick: this.stride, name: null };
+    this.seek(tick);
+    this._invite(name ? `pass ${this.tick}: the first ${name}` : `pass ${this.tick} of ${this.ticks}`);
+  }
+
+  // Until the clock is moved, the play button says that it plays from the start, and what is shown; null: no longer.
+  _invite(shown) {
+    this.inviting = shown !== null;
+    this.find("controls").classList.toggle("inviting", this.inviting);
+    this.find("invitation").hidden = !this.inviting;
+    if (!this.inviting) return;
+    this.find("shown").textContent = shown;
+    this.find("status").textContent += `. ${shown}; play starts at the beginning`;
   }
 
   _build(row) {
@@ -49,15 +63,15 @@ class Viewer {
     if (prompt.length < 2) return;
     this.find("row-choice").hidden = false;
     prompt.forEach((_, row) => select.append(make("option", { value: row, text: String(row) })));
-    select.addEventListener("change", () => { this.pick(null); this._build(Number(select.value)); this.seek(this._opening()); });
+    select.addEventListener("change", () => { this.pick(null); this._build(Number(select.value)); this._open(); });
   }
 
   _legend() {
     const edits = this.traces.some((trace) => trace.records.some((record) => (record.rows || []).some((row) => row.edit || row.replace)));
     const shown = ROLES.filter((role) => edits || role.name !== "edited").map((role) => make("li", {},
-      make("i", { class: `swatch swatch-${role.name}`, title: "in the heat map" }),
-      make("span", { class: "tok", data: { role: role.name }, text: role.name === "mask" ? "" : role.label, "data-ghost": MASK_SIGN }),
-      make("small", { text: role.name === "mask" ? `mask: ${role.meaning}` : role.meaning })));
+      make("i", { class: `swatch role-${role.name}` }),
+      make("span", { class: "tok", data: { role: role.name }, text: role.label, "data-ghost": "" }),
+      make("small", { text: role.name === "pending" && !edits ? "may still be revoked" : role.meaning })));
     this.find("legend").append(...shown);
   }
 
@@ -103,6 +117,7 @@ class Viewer {
   move(direction) { this.play(false); this.seek(this.tick + direction * this.stride); }
 
   seek(tick) {
+    if (this.inviting) this._invite(null);
     this.tick = Math.min(Math.max(tick, 0), this.ticks);
     for (const panel of this.panels) panel.show(this.tick);
     this.find("slider").value = this.tick;
@@ -113,7 +128,7 @@ class Viewer {
   }
 
   play(on) {
-    if (on && this.tick >= this.ticks) this.seek(0);
+    if (on && (this.inviting || this.tick >= this.ticks)) this.seek(0);
     this.playing = on;
     const button = this.find("play");
     button.setAttribute("aria-label", on ? "pause" : "play");
@@ -142,11 +157,14 @@ class Viewer {
 
   pick(what) {
     if (this.picked) this.picked.panel.choose(null);
+    const root = document.documentElement, moves = root.classList.contains("with-history") !== (what !== null);
     this.picked = what;
-    document.body.classList.toggle("with-history", what !== null);
+    root.classList.toggle("with-history", what !== null);
+    if (moves) this.paint();
     if (what === null) { this.history.unpin(); return; }
     what.panel.choose(what.place);
     this._showPicked();
+    what.panel.text.reveal(what.place);
   }
 
   _showPicked() {

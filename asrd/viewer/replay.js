@@ -132,6 +132,16 @@ class Replay {
     return lines;
   }
 
+  // The first step that revokes or edits a token, and which of the two; null if none does.
+  firstChange() {
+    for (let step = 1; step <= this.count; step++) {
+      const events = this.steps[step - 1];
+      if ((events.revoke || []).length) return { step, name: "revocation" };
+      if (events.edit || events.replace) return { step, name: "edit" };
+    }
+    return null;
+  }
+
   // Mean milliseconds of a step by part.
   meanTimes() {
     return this.header.parts.map((name, i) => ({

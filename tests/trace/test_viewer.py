@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 import asrd
 from asrd.cli import main
 from asrd.trace import Trace
-from asrd.viewer import page, palette
+from asrd.viewer import page
+from asrd.viewer.palette import PARTS
 from tests.support.browser import chromium
+from tests.support.colours import VISION, distance
 from tests.support.table_models import TableModel, TableSpec
 
 ATTACK = " </script><img src=x onerror=window.hacked=1>"
@@ -128,7 +131,6 @@ def test_every_step_shows_what_the_replay_in_python_says(show: Opener, traces: l
     tab = show(traces)
     wanted = [expected(trace) for trace in traces]
     ticks = max(len(trace.steps) for trace in traces)
-    assert clock(tab) == f"{ticks} / {ticks}"
     tab.keyboard.press("Home")
     for tick in range(ticks + 1):
         assert clock(tab) == f"{tick} / {ticks}"
@@ -313,6 +315,7 @@ def shown_lines(tab: Any, where: str) -> list[tuple[str, str, str]]:
 
 def test_hovering_a_token_shows_its_history_and_a_click_pins_all_of_it(show: Opener, traces: list[Trace]) -> None:
     tab, position = show(traces), revoked_position(traces[0])
+    tab.keyboard.press("End")
     token = tab.locator(f"#tok-0-{position}")
     token.hover()
     tip = tab.locator("#tip")
@@ -347,15 +350,17 @@ def test_the_heat_map_has_the_colour_of_each_role_and_leads_to_its_cell(show: Op
         for position, role in enumerate(roles):
             offset = 4 * (step * length + position)
             assert pixels[offset : offset + 4] == colours[role]
-    shown = tab.locator(".panel >> nth=0 >> canvas")
-    box, ticks = shown.bounding_box(), max(len(each.steps) for each in traces)
-    shown.click(position={"x": (7 + 0.5) * box["width"] / length, "y": (2 + 0.5) * box["height"] / ticks})
+    picture = tab.locator(".panel >> nth=0 >> canvas")
+    box = picture.bounding_box()
+    ticks = max(len(trace.steps) for trace in traces)
+    picture.click(position={"x": (7 + 0.5) * box["width"] / length, "y": (2 + 0.5) * box["height"] / ticks})
     assert clock(tab).startswith("3 /")
     assert "position 7" in tab.locator("#history").text_content()
 
 
 def test_text_of_the_model_is_shown_and_never_run(show: Opener, traces: list[Trace]) -> None:
     tab = show(traces, ("right: <img src=x onerror=window.hacked=1>",))
+    tab.keyboard.press("End")
     everything = " ".join(text for panel in range(2) for _, text in canvas(tab, panel))
     assert "</script><img src=x onerror=window.hacked=1>" in everything + tab.locator("#prompt").text_content()
     tab.locator(f"#tok-0-{revoked_position(traces[0])}").click()
@@ -421,12 +426,13 @@ CONTRAST = """() => {
     const found = parse(getComputedStyle(e).backgroundColor);
     return found.length < 4 || found[3] > 0 ? found : behind(e.parentElement);
   };
-  const texts = '.tok, small, h2, .settings, dt, dd, figcaption span, .model, .badge, #prompt, #clock, .quiet';
+  const texts = '.tok, small, h2, .settings, dt, dd, figcaption span, .axis span, .model, .badge, #prompt, #clock';
   const found = {};
   for (const e of document.querySelectorAll(texts)) {
     if (!e.textContent || e.closest('[hidden]')) continue;
     const [more, less] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
-    found[`${e.tagName} ${e.className} ${e.dataset.role || ''}`] = (more + 0.05) / (less + 0.05);
+    const name = `${e.tagName} ${e.className} ${e.parentElement.className} ${e.dataset.role || ''}`;
+    found[name] = (more + 0.05) / (less + 0.05);
   }
   return found;
 }"""
@@ -464,6 +470,7 @@ def test_rows_of_a_batch_can_be_chosen(show: Opener) -> None:
 def test_classifier_free_guidance_counts_two_forward_passes_per_step(show: Opener) -> None:
     trace = a_trace("asrd", cfg_scale=1.0)
     tab = show([trace, a_trace("standard")])
+    tab.keyboard.press("End")
     assert tab.locator(".counter-passes dd").first.text_content() == str(2 * len(trace.steps))
     tab.evaluate("viewer.seek(5)")
     assert tab.locator(".counter-passes dd").first.text_content() == "4"
@@ -490,14 +497,16 @@ def test_the_command_writes_a_page_from_a_prompt_and_from_saved_traces(
     assert "standard 8" in capsys.readouterr().err
     assert main(["trace", "--from", str(saved[0]), "--from", str(saved[1]), "--out", str(again)]) == 0
     assert again.read_text() == out.read_text()
-    assert canvas(show(traces)) == expected(traces[0])[-1]
+    tab = show(traces)
+    tab.keyboard.press("End")
+    assert canvas(tab) == expected(traces[0])[-1]
 
 
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"asrd_trace": 9}\n')
     for words, message in (
-        (["--from", str(broken)], "line 1: asrd_trace=9: this version of asrd reads version 1 only"),
+        (["--from", str(broken)], "line 1: asrd_trace=9"),
         (["--from", str(broken), "--against", "standard"], "leave out the prompt and --against"),
         (["--against", "standrad"], "decoder='standrad' is unknown"),
         (["--problem", "-1"], "--problem -1"),
@@ -505,3 +514,268 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.
         assert main(["trace", *words, "--out", str(tmp_path / "x.html")]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
+
+
+SIZES = {"desktop": (1440, 900), "laptop": (1280, 720), "tablet": (820, 1180), "phone": (390, 844)}
+
+
+def device(name: str) -> dict[str, Any]:
+    """Options of a browser of this size; the small ones have a touch screen."""
+    width, height = SIZES[name]
+    touch = name in ("tablet", "phone")
+    return {"viewport": {"width": width, "height": height}, "has_touch": touch, "is_mobile": touch}
+
+
+def settled(tab: Any) -> None:
+    """Wait until what is done with the next frame is done."""
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.fixture(scope="module")
+def long_traces() -> list[Trace]:
+    settings: dict[str, Any] = {"max_new_tokens": 256, "block_length": 32, "early_stop": False}
+    return [a_trace("asrd", threshold=0.4, **settings), a_trace("standard", **settings)]
+
+
+WINDOW = """(places) => {
+  const list = document.getElementById('text-0'), box = list.getBoundingClientRect();
+  const seen = (place) => {
+    const token = list.querySelector(`[data-place="${place}"]`).getClientRects()[0];
+    return token.top >= box.top - 1 && token.bottom <= box.bottom + 1;
+  };
+  const { scrollTop, clientHeight, scrollHeight } = list, { lineHeight, overflowY } = getComputedStyle(list);
+  return {
+    seen: places.map(seen), cut: [scrollTop % parseFloat(lineHeight), clientHeight % parseFloat(lineHeight)],
+    above: scrollTop, below: scrollHeight - scrollTop - clientHeight, overflow: overflowY,
+    fades: ['more-above', 'more-below'].map((name) => list.parentElement.classList.contains(name)),
+  };
+}"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_long_text_follows_the_decode_in_whole_lines_and_fades_where_there_is_more(
+    size: str, show: Opener, long_traces: list[Trace]
+) -> None:
+    tab = show(long_traces, **device(size))
+    trace, moved = long_traces[0], set()
+    for step in trace.steps:
+        (row,) = step.rows
+        changed = row.revoke or [place for place, _ in row.draft][:1] or [row.block * trace.header.block_length]
+        tab.evaluate(f"viewer.seek({step.number})")
+        settled(tab)
+        found = tab.evaluate(WINDOW, list(changed))
+        assert found["seen"][0], f"forward pass {step.number}: position {changed[0]} is out of sight"
+        assert found["cut"] == [0, 0], f"forward pass {step.number}: a line is cut"
+        assert found["fades"] == [found["above"] > 1, found["below"] > 1]
+        assert found["overflow"] == "auto"
+        moved.add(found["above"])
+    assert len(moved) > 2, "a text to test with must be longer than its box"
+
+
+TOP_AT = """(id) => { const b = document.getElementById(id).getBoundingClientRect();
+  const found = document.elementFromPoint(b.left + b.width / 2, b.top + b.height / 2);
+  return b.width > 0 && document.getElementById(id).contains(found); }"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_pinned_history_covers_no_control_and_is_not_wider_than_the_screen(
+    size: str, show: Opener, traces: list[Trace]
+) -> None:
+    tab = show(traces, **device(size))
+    tab.keyboard.press("End")
+    width, _ = SIZES[size]
+    place = next(p for step in traces[0].steps for p, token in step.rows[0].draft if WORDS[token] == ATTACK)
+    tab.locator(f"#tok-0-{place}").click()
+    settled(tab)
+    for control in ("first", "back", "play", "on", "last", "slider", "clock", "speed"):
+        assert tab.evaluate(TOP_AT, control), control
+    chosen = tab.locator(f"#tok-0-{place}").bounding_box()
+    box = tab.locator("#history").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    assert box["y"] + box["height"] <= tab.locator("#controls").bounding_box()["y"]
+    assert tab.evaluate(
+        "(() => { const h = document.getElementById('history'); return h.scrollWidth <= h.clientWidth; })()"
+    )
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    apart = chosen["y"] + chosen["height"] <= box["y"] or chosen["x"] + chosen["width"] <= box["x"]
+    assert apart, "the chosen token is covered"
+    if width >= 1000:  # beside the panels
+        assert all(
+            panel.bounding_box()["x"] + panel.bounding_box()["width"] <= box["x"]
+            for panel in tab.locator(".panel").all()
+        )
+    tab.evaluate("scrollTo(0, 0)")
+    for control in ("help", "theme"):
+        assert tab.evaluate(TOP_AT, control), control
+
+
+PAINTED = """(panel) => {
+  const { canvas } = viewer.panels[panel].heatmap, { width, height } = canvas;
+  const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);
+  let last = 0;
+  for (let y = 0; y < height - 4; y++) if (data[4 * (y * width + Math.floor(width / 2)) + 3]) last = y + 1;
+  return [last, height];
+}"""
+
+
+def test_heat_maps_share_the_clock_so_that_fewer_passes_fill_less(show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces)
+    tab.keyboard.press("End")
+    ticks = max(len(trace.steps) for trace in traces)
+    heights = set()
+    for panel, trace in enumerate(traces):
+        painted, height = tab.evaluate(PAINTED, panel)
+        heights.add(height)
+        share = len(trace.steps) / ticks
+        assert painted / height == pytest.approx(share, abs=0.03)
+        tops = {tab.locator("canvas").nth(i).bounding_box()["y"] for i in range(2)}
+        assert len(tops) == 1
+    assert len(heights) == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_legend_has_a_sample_of_every_colour_and_explains_it(size: str, show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces, **device(size))
+    for role in ROLES:
+        sample = tab.locator(f".legend .role-{role}")
+        assert sample.is_visible()
+        shown = sample.evaluate("(e) => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)")
+        assert shown == tab.evaluate(f"rgb(colour('heat-{role}'))")[:3]
+        line = tab.locator(f".legend li:has(.role-{role})")
+        assert role in line.text_content()
+        assert line.locator("small").is_visible()
+        assert line.locator("small").text_content()
+
+
+def test_the_page_opens_paused_at_the_first_revocation_and_invites_to_play_from_the_start(
+    show: Opener, traces: list[Trace]
+) -> None:
+    first = next(step.number for step in traces[0].steps if step.rows[0].revoke)
+    tab = show(traces)
+    assert clock(tab).startswith(f"{first} /")
+    invitation = tab.locator("#invitation")
+    assert invitation.is_visible()
+    assert f"pass {first}: the first revocation" in invitation.text_content()
+    assert "first revocation" in tab.locator("#status").text_content()
+    assert tab.locator(".tok[data-role=revoked]").first.is_visible()
+    tab.wait_for_timeout(400)
+    assert clock(tab).startswith(f"{first} /")
+    assert tab.evaluate("(() => { document.getElementById('play').click(); return viewer.tick; })()") == 0
+    assert not invitation.is_visible()
+
+
+def test_without_a_revocation_the_page_opens_at_the_first_edit_or_the_first_pass(show: Opener) -> None:
+    trace = a_trace("loo", factor=3.0, early_stop=False)
+    edit = next(step.number for step in trace.steps if step.rows[0].edit)
+    tab = show([trace])
+    assert clock(tab).startswith(f"{edit} /")
+    assert "first edit" in tab.locator("#invitation").text_content()
+    tab = show([a_trace("standard")])
+    assert clock(tab).startswith("1 /")
+    assert tab.locator("#invitation").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_colour_has_one_meaning(scheme: str, show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces, color_scheme=scheme)
+    roles = {name: str(tab.evaluate(f"colour('heat-{name}')")) for name in (*ROLES, "edited")}
+    parts = {name: str(tab.evaluate(f"colour('part-{name}')")) for name in traces[0].header.parts}
+    assert parts == {name: getattr(PARTS[name], scheme) for name in parts}
+    for (one, colour), (other, another) in itertools.combinations(roles.items(), 2):
+        for vision in VISION:
+            assert distance(colour, another, vision) > 0.08, f"{one} and {other} with {vision}"
+    for (role, colour), (part, another) in itertools.product(roles.items(), parts.items()):
+        assert distance(colour, another) > 0.1, f"role {role} and part {part}"
+    bar = (
+        "[...document.querySelectorAll('.panel:first-child .times i')].map((e) => getComputedStyle(e).backgroundColor)"
+    )
+    rgb = [f"rgb({int(c[1:3], 16)}, {int(c[3:5], 16)}, {int(c[5:7], 16)})" for c in parts.values()]
+    assert tab.evaluate(bar) == rgb
+    # What is neither has no hue: curves, the play button, the grades.
+    for selector, style in ((".curve", "stroke"), ("#play", "backgroundColor"), (".bar", "backgroundColor")):
+        tab.locator("#tok-0-0").click()
+        for text in tab.evaluate(
+            f"[...document.querySelectorAll('{selector}')].map((e) => getComputedStyle(e).{style})"
+        ):
+            levels = [int(level) for level in re.findall(r"\d+", text)][:3]
+            assert max(levels) - min(levels) < 40, f"{selector}: {text}"
+
+
+@pytest.mark.parametrize("size", ["laptop", "phone"])
+def test_axes_have_numbers_and_units(size: str, show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces, **device(size))
+    tab.locator("#tok-0-0").click()
+    ticks = max(len(trace.steps) for trace in traces)
+    pictures = tab.locator(".panel canvas, .panel svg, #history svg, .times").all()
+    assert len(pictures) == 2 * 5 + 1
+    for picture in pictures:
+        axes = picture.locator("xpath=..").locator(".axis")
+        sides = [axis.get_attribute("class") for axis in axes.all()]
+        assert "axis bottom" in sides
+        assert "axis left" in sides or picture.get_attribute("class") == "times"
+        for axis in axes.all():
+            assert axis.locator(".unit").text_content()
+            numbers = axis.locator(".numbers span").all_text_contents()
+            assert len(numbers) >= 2
+            assert all(re.fullmatch("\u2212?[0-9.]+", number) for number in numbers), numbers
+            boxes = sorted(
+                (n.bounding_box() for n in axis.locator(".numbers span").all()), key=lambda b: (b["x"], b["y"])
+            )
+            for one, other in itertools.pairwise(boxes):
+                across, down = other["x"] - one["x"] - one["width"], abs(other["y"] - one["y"]) - one["height"]
+                assert max(across, down) >= 0, f"numbers overlap: {numbers}"
+    passes = tab.locator(".panel .heatmap .left .numbers").all()
+    assert [axis.locator("span").last.text_content() for axis in passes] == [str(ticks)] * 2
+    assert "≤" not in tab.locator("main").text_content()
+
+
+ROWS = """() => {
+  const rows = new Map();
+  for (const token of document.querySelectorAll('#text-0 .tok')) {
+    const box = token.getClientRects()[0], key = Math.round(box.top / 8);
+    if (!rows.has(key)) rows.set(key, []);
+    const { left, right } = box, lines = token.getClientRects().length;
+    rows.get(key).push({ left, right, lines, text: token.textContent });
+  }
+  return [...rows.values()];
+}"""
+
+
+def test_lines_begin_at_one_edge_and_tokens_have_no_spaces_of_their_own(show: Opener, long_traces: list[Trace]) -> None:
+    tab = show([long_traces[1]])
+    tab.keyboard.press("End")
+    settled(tab)
+    rows = tab.evaluate(ROWS)
+    assert len(rows) > 8
+    after_whole = [row for last, row in itertools.pairwise(rows) if last[-1]["lines"] == 1]  # not continuing a token
+    lefts = [row[0]["left"] for row in (rows[0], *after_whole)]
+    assert max(lefts) - min(lefts) <= 2.5  # a token that continues a word stands 2 pixels to the left
+    for row in rows:
+        for one, other in itertools.pairwise(row):
+            assert one["text"] == one["text"].strip()
+            if one["lines"] == 1:
+                assert other["left"] - one["right"] <= 3, f"a wide gap between {one['text']} and {other['text']}"
+
+
+def test_on_a_phone_whatever_can_be_tapped_is_44_pixels_high_and_the_title_is_complete(
+    show: Opener, traces: list[Trace]
+) -> None:
+    tab = show(traces, **device("phone"))
+    tab.keyboard.press("End")
+    tab.locator("#tok-0-0").tap()
+    targets = (
+        "[...document.querySelectorAll('button, select, summary, input, .text .tok')].filter((e) => e.offsetParent)"
+    )
+    small = tab.evaluate(f"{targets}.filter((e) => e.getBoundingClientRect().height < 44).map((e) => e.outerHTML)")
+    assert small == []
+    assert tab.evaluate(f"{targets}.length") > 2 * traces[0].header.length + 8
+    title = tab.locator("#model")
+    assert title.text_content().endswith("asrd beside standard")
+    whole = "(e) => e.scrollWidth <= e.clientWidth + 1 && getComputedStyle(e).textOverflow === 'clip'"
+    assert title.evaluate(f"(e) => {{ e.textContent += ' and a long name'; return ({whole})(e); }}")
+    box = title.bounding_box()
+    assert box["x"] + box["width"] <= 390
+    maps = [tab.locator("canvas").nth(i).bounding_box() for i in range(2)]  # side by side
+    assert maps[0]["y"] == pytest.approx(maps[1]["y"], abs=1)
+    assert maps[0]["x"] + maps[0]["width"] < maps[1]["x"]
