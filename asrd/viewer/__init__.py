@@ -1,7 +1,5 @@
 """The viewer: `page(traces)` makes one HTML file that needs no network, from page.html, style.css, scripts and data.
 
-palette   the colours of decoders and of the parts of a step, here and in all plots
-
 Text from models and prompts cannot run: data is JSON that cannot end a script element, the code shows it through
 textContent only, and the content security policy allows the page's own code and no requests.
 """

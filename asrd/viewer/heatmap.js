@@ -45,10 +45,10 @@ class Heatmap {
     const palette = ROLES.map((role) => rgb(colour(`heat-${role.name}`)));
     const image = new ImageData(length, Math.max(count, 1));
     for (let i = 0; i < count * length; i++) image.data.set(palette[replay.roles[length + i]], 4 * i);
-    this.cells = document.createElement("canvas");
-    this.cells.width = length;
-    this.cells.height = Math.max(count, 1);
-    this.cells.getContext("2d").putImageData(image, 0, 0);
+    this.picture = document.createElement("canvas");
+    this.picture.width = length;
+    this.picture.height = Math.max(count, 1);
+    this.picture.getContext("2d").putImageData(image, 0, 0);
     this.scaled = document.createElement("canvas");
     this.scaled.width = this.canvas.width;
     this.scaled.height = this.canvas.height;
@@ -59,17 +59,12 @@ class Heatmap {
     const { replay, cellWidth, cellHeight } = this, ratio = window.devicePixelRatio || 1;
     context.scale(ratio, ratio);
     context.imageSmoothingEnabled = false;
-    context.drawImage(this.cells, 0, 0, this.width, replay.count * cellHeight);
+    context.drawImage(this.picture, 0, 0, this.width, replay.count * cellHeight);
     context.fillStyle = colour("line");
     for (let edge = replay.header.block_length; edge < replay.length; edge += replay.header.block_length) {
       context.fillRect(Math.round(edge * cellWidth) - 0.5, 0, 1, replay.count * cellHeight);
     }
     this._marks(context);
-    const end = replay.count * cellHeight, saved = this.ticks - replay.count * replay.perStep;
-    if (this.height - end < 24) return;
-    context.fillStyle = colour("soft");
-    context.font = "12px system-ui, sans-serif";
-    context.fillText(`done: ${saved} forward passes fewer`, 6, end + 18);
   }
 
   // Revocations are always crossed out, edits underlined; anchors get a diamond if the cells are large enough.

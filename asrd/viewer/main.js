@@ -50,7 +50,7 @@ class Viewer {
     this.find("panels").replaceChildren(...this.panels.map((panel) => panel.element));
     this.find("panels").dataset.count = this.panels.length;
     const { header } = this.panels[0].replay;
-    this.find("model").textContent = `${header.model} · ${this.panels.map((p) => p.name).join(" and ")}`;
+    this.find("model").textContent = `${header.model} · ${this.panels.map((p) => p.name).join(" beside ")}`;
     this.find("prompt").textContent = this.panels[0].replay.prompt();
     const slider = this.find("slider");
     slider.max = this.ticks;
@@ -96,7 +96,6 @@ class Viewer {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
     let waiting = 0;
     window.addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => this.paint()); });
-    new ResizeObserver(() => this._makeRoom()).observe(document.querySelector(".controls"));
     window.addEventListener("scroll", () => this.history.leave(), { passive: true });
   }
 
@@ -194,11 +193,6 @@ class Viewer {
   }
 
   paint() { for (const panel of this.panels) panel.paint(); }
-
-  // The history lies above the playback controls, whose height depends on the window's width.
-  _makeRoom() {
-    document.documentElement.style.setProperty("--controls", `${document.querySelector(".controls").offsetHeight}px`);
-  }
 }
 
 const viewer = new Viewer(JSON.parse(document.getElementById("data").textContent));

@@ -75,7 +75,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     faults: list[str] = []
     contexts = []
 
-    def opened(traces: list[Trace], grades: tuple[str, ...] = (), at_end: bool = True, **options: Any) -> Any:
+    def opened(traces: list[Trace], grades: tuple[str, ...] = (), **options: Any) -> Any:
         path = tmp_path / "trace.html"
         path.write_text(page(traces, grades), encoding="utf-8")
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
@@ -86,8 +86,6 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Opener]:
         tab.on("request", lambda r: None if r.url == path.as_uri() else faults.append(f"asked for {r.url}"))
         tab.goto(path.as_uri())
         tab.locator(".panel").first.wait_for()
-        if at_end:
-            tab.keyboard.press("End")
         return tab
 
     yield opened
@@ -189,65 +187,6 @@ def test_two_decoders_run_on_one_clock_and_the_faster_waits_at_its_end(show: Ope
     assert passes == [str(len(trace.steps)) for trace in traces]
 
 
-def test_the_page_opens_at_the_first_revocation(show: Opener, traces: list[Trace]) -> None:
-    tab = show(traces, at_end=False)
-    first = min(step.number for trace in traces for step in trace.steps if any(row.revoke for row in step.rows))
-    assert clock(tab).split()[0] == str(first)
-    without = show([a_trace("standard")], at_end=False)
-    tick, ticks = (int(number) for number in clock(without).split(" / "))
-    assert 0 < tick < ticks
-
-
-def test_heat_maps_share_the_clocks_scale(show: Opener, traces: list[Trace]) -> None:
-    tab = show(traces)
-    heights = [tab.evaluate(f"viewer.panels[{index}].heatmap.cellHeight") for index in range(2)]
-    assert heights[0] == heights[1]
-    tops = [tab.locator(".heatmap canvas").nth(index).bounding_box()["y"] for index in range(2)]
-    assert tops[0] == pytest.approx(tops[1], abs=1)
-
-
-def test_a_long_text_follows_the_decode(show: Opener) -> None:
-    trace = a_trace("standard", max_new_tokens=400)
-    tab = show([trace], viewport={"width": 700, "height": 500})
-    for tick in (0, len(trace.steps) // 2, len(trace.steps) - 1):
-        tab.evaluate(f"viewer.seek({tick})")
-        first = tab.locator("#text-0 .tok[data-role=mask]").first.bounding_box()
-        box = tab.locator("#text-0").bounding_box()
-        assert box["y"] <= first["y"]
-        assert first["y"] + first["height"] <= box["y"] + box["height"] + 1
-
-
-def test_decoders_and_parts_have_the_colours_of_the_plots(show: Opener, traces: list[Trace]) -> None:
-    tab = show([*traces, a_trace("standard")], color_scheme="dark")
-    for index, trace in enumerate(traces):
-        shown = tab.evaluate(f"getComputedStyle(document.querySelectorAll('.panel')[{index}]).borderTopColor")
-        assert shown == rgb(palette.decoder_colour(trace.header.decoder).dark)
-    for part in traces[0].header.parts:
-        shown = tab.evaluate(f"getComputedStyle(document.querySelector('.times [data-part={part}]')).backgroundColor")
-        assert shown == rgb(palette.PARTS[part].dark)
-
-
-def rgb(colour: str) -> str:
-    return "rgb({}, {}, {})".format(*(int(colour[at : at + 2], 16) for at in (1, 3, 5)))
-
-
-@pytest.mark.parametrize(("width", "mobile"), [(360, True), (388, True), (1280, False), (1800, False)])
-def test_a_pinned_history_leaves_the_controls_free(width: int, mobile: bool, show: Opener, traces: list[Trace]) -> None:
-    tab = show(traces, viewport={"width": width, "height": 800}, has_touch=mobile, is_mobile=mobile)
-    tab.evaluate("viewer.pick({ panel: viewer.panels[0], place: 3 })")
-    box = tab.locator("#history").bounding_box()
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= width
-    for control in ("play", "slider", "speed", "help", "theme"):
-        assert tab.evaluate(ON_TOP, control), f"{control} is covered"
-
-
-ON_TOP = """(id) => {
-  const element = document.getElementById(id), box = element.getBoundingClientRect();
-  return element.contains(document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
-}"""
-
-
 def test_play_runs_to_the_end_and_pause_stops_it(show: Opener, traces: list[Trace]) -> None:
     tab = show(traces)
     play = tab.locator("#play")
@@ -341,7 +280,7 @@ def test_hovering_a_token_shows_its_history_and_a_click_pins_all_of_it(show: Ope
 def test_the_heat_map_has_the_colour_of_each_role_and_leads_to_its_cell(show: Opener, traces: list[Trace]) -> None:
     tab, trace = show(traces), traces[0]
     length, count = trace.header.length, len(trace.steps)
-    drawn = "viewer.panels[0].heatmap.cells.getContext('2d')"
+    drawn = "viewer.panels[0].heatmap.picture.getContext('2d')"
     pixels = tab.evaluate(f"Array.from({drawn}.getImageData(0, 0, {length}, {count}).data)")
     colours = {role: tab.evaluate(f"rgb(colour('heat-{role}'))") for role in ROLES}
     assert len({tuple(c) for c in colours.values()}) == len(ROLES)
