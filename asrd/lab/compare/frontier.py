@@ -183,7 +183,7 @@ def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
     """frontier.md."""
     n = len(next(iter(models.values()))[0].right)
-    parts = ["# Accuracy against forward passes", f"    {command}", "![accuracy](frontier.png)",
+    parts = ["# Accuracy against forward passes", f"    {command}", "![Accuracy against forward passes per problem, one curve per decoder](frontier.png)",
              f"{n} held-out problems of the hard level per model, greedy, 96 tokens in blocks of 32; 95 % intervals."
              " Dual cache for all decoders but Saber, which has none."]  # fmt: skip
     for model, settings in models.items():
