@@ -25,7 +25,7 @@ from tests.engine.test_gpu_loop import EVERY, LENGTH, asrd_model, generate, same
 from tests.support.fake_gpu import FakeGpu
 from tests.support.table_models import make_llama
 
-CACHEABLE = [name for name in EVERY if EVERY[name][0].get("decoder") not in ("wino", "saber")]
+CACHEABLE = [name for name in EVERY if EVERY[name][0].get("decoder") not in ("wino", "loo", "saber")]
 REACHES = [name + " " + reach for name in CACHEABLE for reach in ("prefix", "dual")]
 IMPOSSIBLE = {"asrd-sequence dual"}  # recomputes the active block only
 SETTINGS: dict[str, Any] = {"block_length": 4, "threshold": 0.3, "eos_token_id": None}
@@ -71,6 +71,16 @@ def test_steps_with_a_cache_are_recorded_in_parts_and_change_no_result(case: str
     assert replays > captures > 0
 
 
+@pytest.mark.parametrize("name", ["wino", "loo", "loo-shifted"])
+def test_rows_behind_the_canvas_with_a_cache_are_not_recorded_and_change_no_result(name: str) -> None:
+    model, gpu = model_of(name, 0), FakeGpu()
+    wanted = generate(model, name, kv_cache="dual")
+    same(generate(model, name, gpu, kv_cache="dual", cuda_graph="auto"), wanted)
+    assert gpu.count("capture") == 0
+    with pytest.raises(ValueError, match="rows behind the canvas, which with a KV cache have no fixed shape"):
+        generate(model, name, FakeGpu(), kv_cache="dual", cuda_graph=True)
+
+
 def test_a_cached_step_is_three_graphs_and_one_wait_for_the_device() -> None:
     """For the numbers of what is due; when they are there, so is the report of the step before."""
     model, gpu = make_llama(3, eos_token_id=None), FakeGpu()
@@ -108,9 +118,9 @@ def test_a_schedule_that_does_not_remember_in_place_would_go_wrong(monkeypatch: 
     """What the test above would miss if a replay did not show it."""
     due = Schedule.due
 
-    def forgetful(self: Schedule, state: Any) -> Any:
+    def forgetful(self: Schedule, state: Any, probed: bool = True) -> Any:
         self.before, self.probed, self.age = self.before.clone(), self.probed.clone(), self.age.clone()
-        return due(self, state)
+        return due(self, state, probed)
 
     model, settings = make_llama(3, eos_token_id=None), {"kv_cache": "dual", "kv_refresh": 3}
     wanted = generate(model, "asrd", **settings)

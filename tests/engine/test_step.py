@@ -226,6 +226,7 @@ OUTSIDE_OF_STEPS = {
     "asrd/models/adapter.py::ModelAdapter.probe_ids": "before the first step",
     "asrd/engine/decoder.py::Decoder.block_length": "a number of the config",
     "asrd/decoders/fast_dllm.py::FactorDecoder.__init__": "a number of the config",
+    "asrd/decoders/loo.py::LooDecoder.__init__": "numbers of the config",
     "asrd/decoders/saber.py::SaberDecoder.block_length": "a number of the config",
     "asrd/decoders/saber.py::SaberDecoder.__init__": "a number of the config",
     "asrd/decoders/standard.py::StandardDecoder.block_length": "a number of the config",
@@ -233,6 +234,7 @@ OUTSIDE_OF_STEPS = {
     "asrd/decoders/standard.py::StandardDecoder._shares": "before the first step",
     "asrd/decoders/standard.py::StandardDecoder.__init__": "before the first step",
     "asrd/decoders/wino.py::WinoDecoder.__init__": "before the first step",
+    "asrd_kernels/draft_commit_triton.py::draft_commit_triton": "is a tuple empty",
     "asrd_kernels/commit_triton.py::commit_triton": "is a tuple empty",
 }
 
