@@ -183,9 +183,13 @@ def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
     """frontier.md."""
     n = len(next(iter(models.values()))[0].right)
-    parts = ["# Accuracy against forward passes", f"    {command}", "![Accuracy against forward passes per problem, one curve per decoder](frontier.png)",
-             f"{n} held-out problems of the hard level per model, greedy, 96 tokens in blocks of 32; 95 % intervals."
-             " Dual cache for all decoders but Saber, which has none."]  # fmt: skip
+    parts = [
+        "# Accuracy against forward passes",
+        f"    {command}",
+        "![Accuracy against forward passes per problem, one curve per decoder](frontier.png)",
+        f"{n} held-out problems of the hard level per model, greedy, 96 tokens in blocks of 32; 95 % intervals."
+        " Dual cache for all decoders but Saber, which has none.",
+    ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
     return "\n\n".join([*parts, "## AUP", _aup_table(models)]) + "\n"

@@ -67,7 +67,7 @@ def differences(found: DecodeState, wanted: DecodeState, rules: Rules) -> list[s
 
 def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Rules) -> Counter[str]:
     failed = (before.pending & (stats.top1 != before.generated)).sum(1)
-    drafted, revoked, anchors = (after.counts - before.counts).unbind()
+    drafted, revoked, anchors, _ = (after.counts - before.counts).unbind()
     confident = before.guided & (stats.confidence > rules.threshold) & (before.block_of == before.active[:, None])
     ends = torch.isin(after.generated, torch.tensor(rules.eos_ids, dtype=torch.int64))
     shorter = after.lengths < after.length
