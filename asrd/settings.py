@@ -204,6 +204,9 @@ class Settings(TypedDict, total=False):
     eps: float
     factor: float | None
     threshold_back: float
+    ratio: float
+    max_edits: int
+    witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
     faithful: bool

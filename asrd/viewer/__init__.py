@@ -1,7 +1,8 @@
 """The viewer: `page(traces)` makes one HTML file that needs no network, from page.html, style.css, scripts and data.
 
 Text from models and prompts cannot run: data is JSON that cannot end a script element, the code shows it through
-textContent only, and the content security policy allows the page's own code and no requests.
+textContent only, and the content security policy allows the page's own code and no requests. palette.py has the
+colours of decoders and parts, the same as in the plots.
 """
 
 from __future__ import annotations

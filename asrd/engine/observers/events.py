@@ -43,7 +43,7 @@ class StepEvents:
 
     @property
     def replaced(self) -> Tensor:
-        """bool, a token became another one (decoder="saber" with faithful=True does that)."""
+        """bool, a token became another one (edits of loo; saber with faithful=True)."""
         return (self.before != self.after) & ~self.drafted & ~self.revoked & ~self.filled
 
 
