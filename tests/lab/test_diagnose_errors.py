@@ -33,7 +33,7 @@ def test_the_figures_are_ratios_of_sums_over_texts() -> None:
     assert found.long_span.value == 1.0
     assert found.contamination.value == pytest.approx(2 / 4)
     assert found.anchors.value == pytest.approx(2.0)
-    assert found.right.value == 0.5
+    assert found.accuracy.value == 0.5
     assert found.error_rate.low <= 0.15 <= found.error_rate.high
     assert found.error_rate.high == pytest.approx(15 / 20), "a set of the first text alone is drawn often enough"
 
@@ -42,7 +42,7 @@ def test_what_was_not_recorded_is_nan() -> None:
     found = figures("standard", None, [count_errors([False] * 8), count_errors([False] * 8)])
     assert found.error_rate.value == 0.0
     assert 0 < found.error_rate.high < 0.3, "the interval of 0 of 16 has a width"
-    for estimate in (found.long_span, found.contamination, found.anchors, found.right):
+    for estimate in (found.long_span, found.contamination, found.anchors, found.accuracy):
         assert math.isnan(estimate.value)
 
 
@@ -68,7 +68,7 @@ def test_an_annotators_file_gives_one_line_for_each_method_and_window(tmp_path: 
     assert (asrd.method, asrd.window, asrd.texts) == ("asrd", 2, 2)
     assert asrd.error_rate.value == pytest.approx(2 / 12)
     assert asrd.contamination.value == pytest.approx(1 / 4)
-    assert asrd.right.value == 0.5
+    assert asrd.accuracy.value == 0.5
     assert (standard.method, standard.window) == ("standard", None)
     assert math.isnan(standard.contamination.value)
 

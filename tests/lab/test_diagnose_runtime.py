@@ -56,8 +56,8 @@ def test_a_prompts_time_is_the_mean_over_its_steps() -> None:
 
 
 def test_a_cache_adds_a_row_for_each_decoder_that_supports_one() -> None:
-    labels = [run.label for run in plan(("wino", "asrd"), {"kv_cache": "dual", "threshold": 0.5})]
-    assert labels == ["wino", "asrd", "asrd kv_cache=dual"]
+    labels = [run.label for run in plan(("saber", "asrd"), {"kv_cache": "dual", "threshold": 0.5})]
+    assert labels == ["saber", "asrd", "asrd kv_cache=dual"]
     assert [run.label for run in plan(("asrd",), {})] == ["asrd"]
     with pytest.raises(ValueError, match="decoder='magic' is unknown"):
         plan(("magic",), {})
@@ -70,7 +70,7 @@ def test_all_decoders_are_timed_and_the_papers_rows_are_marked_as_such() -> None
         assert b.step.value == pytest.approx(sum(e.value for e in b.parts.values()), rel=1e-5)
         assert (b.parts["cache"].value > 0) == ("kv_cache" in b.label)
     rows = runtime_report(found, {}, "x").tables[0].rows
-    assert [row["where"] for row in rows] == ["here"] * 4 + ["A100, by the paper"] * 2
+    assert [row["where"] for row in rows] == ["here"] * 4 + ["A100 (paper)"] * 2
 
 
 def test_the_papers_totals_are_those_of_its_table() -> None:

@@ -64,7 +64,7 @@ def itself(seen: Tensor) -> Tensor:
     ("says", "kept", "flipped", "corrected", "conclusion"),
     [
         (itself, 1.0, 0.0, 0.0, "low recall"),
-        (truth, 1.0, 1.0, 1.0, "fit"),
+        (truth, 1.0, 1.0, 1.0, "suitable"),
         (lambda seen: (seen + 1) % MASK, 0.0, 1.0, None, "low precision"),
     ],
 )
