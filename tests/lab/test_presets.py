@@ -117,7 +117,7 @@ def test_a_preset_runs_from_the_command_line(tmp_path: Path, monkeypatch: pytest
     common = ["compare", "--n", "2", "--level", "easy", "--model", str(tmp_path / "model"), "--out", str(out)]
     assert main([*common, "--preset", "caches"]) == 0
     assert "(one/results.png)" in (out / "results.md").read_text()
-    assert {path.name for path in (out / "one").iterdir()} - {"problems.csv"} == {
-        f"results.{kind}" for kind in ("csv", "json", "md", "png")
-    }
+    assert {path.name for path in (out / "one").iterdir()} == {
+        "problems.csv", "results-dark.png", *(f"results.{kind}" for kind in ("csv", "json", "md", "png")),
+    }  # fmt: skip
     assert main([*common, "--preset", "caches", "--decoders", "asrd"]) == 2
