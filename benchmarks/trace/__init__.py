@@ -1,1 +1,2 @@
-"""What a trace costs (`python -m benchmarks.trace.cost`) and how fast the viewer opens it (`.viewer_time`)."""
+"""What a trace costs (`python -m benchmarks.trace.cost`), how fast the viewer opens it (`.viewer_time`), and the
+README's picture of it (`.picture`)."""
