@@ -1,1 +1,2 @@
-"""The cost of a trace (`python -m benchmarks.trace.cost`), the time to open it (`.viewer_time`), a `.screenshot`."""
+"""What a trace costs (`python -m benchmarks.trace.cost`), how fast the viewer opens it (`.viewer_time`), and the
+README's picture of it (`.picture`)."""
