@@ -81,7 +81,7 @@ class ModelAdapter:
         if not anything and "inputs_embeds" not in parameters:
             raise ValueError(f"{type(model).__name__}.forward does not take inputs_embeds; asrd edits embeddings")
         kind = str(getattr(self.config, "model_type", "")).lower()
-        if kind in BLOCK_CAUSAL:
+        if kind in BLOCK_CAUSAL or getattr(self.config, "asrd_block_length", None):
             raise ValueError(f"model_type={kind!r} needs block-causal attention in aligned blocks; not supported yet")
         self.takes_positions = "position_ids" in parameters or (anything and kind != "llada")
         self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes require
