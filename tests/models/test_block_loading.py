@@ -1,6 +1,6 @@
 """`asrd.load` gives SDAR's and LLaDA2's own logits on transformers' classes, or a ValueError that says why not.
 
-The originals are restated in tests/support/block_models.py; checkpoints are tiny and random, in the original layouts.
+The originals are restated in tests/support/block_originals.py; checkpoints are tiny and random, in the original layouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers import (
 
 from asrd.models import load
 from asrd.models.translate_blocks import plan_llada2, plan_sdar
-from tests.support.block_models import BlockModel, LLaDA2Config, Mixture, SDARConfig, block_causal
+from tests.support.block_originals import BlockModel, LLaDA2Config, Mixture, SDARConfig, block_causal
 from tests.support.checkpoints import Weights, write
 from tests.support.remote_models import randomise
 
