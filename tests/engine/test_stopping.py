@@ -139,7 +139,7 @@ def test_transformers_own_criteria_are_taken() -> None:
     assert torch.equal(asrd.fast_generate(model, ids, stopping_criteria=by_list, **settings), by_setting)
     inside = functools.partial(asrd.fast_generate, tokenizer=tokenizer, block_length=8)
     assert torch.equal(model.generate(ids, custom_generate=inside, stop_strings=["."], max_new_tokens=24), by_setting)
-    with pytest.raises(ValueError, match="functools.partial"):
+    with pytest.raises(ValueError, match=r"functools\.partial"):
         model.generate(ids, custom_generate=asrd.fast_generate, stop_strings=["."], tokenizer=tokenizer)
     config = asrd.AsrdConfig(stop_strings=".", **settings)
     assert torch.equal(asrd.fast_generate(model, ids, generation_config=config, tokenizer=tokenizer), by_setting)
