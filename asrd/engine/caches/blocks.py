@@ -95,7 +95,7 @@ class BlockBody:
             for width in widths:
                 group = [(row, first) for row, first, end in due if min(end - first, together) == width]
                 for part in self._shared(group):
-                    yield Part(*map(list, zip(*part, strict=True)), width)
+                    yield Part([row for row, _ in part], [first for _, first in part], width)
             due = [(row, first + together, end) for row, first, end in due if end - first > together]
 
     def _shared(self, group: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
