@@ -67,11 +67,18 @@ class Stop:
 
     ends   ids that end the text by themselves: nothing behind the first of them is looked at
     begin  position from which stop strings count: text before it was given
+    limit  tokens that count at most; None: all
     """
 
     def __init__(
-        self, strings: StopStrings | None, criteria: Criteria | None, ends: Sequence[int] = (), begin: int = 0
+        self,
+        strings: StopStrings | None,
+        criteria: Criteria | None,
+        ends: Sequence[int] = (),
+        begin: int = 0,
+        limit: int | None = None,
     ) -> None:
+        self.limit = limit
         self.strings, self.criteria, self.ends, self.begin = strings, criteria, frozenset(ends), begin
         self.kept: int | None = None
 
@@ -82,6 +89,7 @@ class Stop:
 
     def __call__(self, settled: list[int]) -> int | None:
         """How many of the settled tokens the text has, if it ends with them; None: it goes on."""
+        settled = settled[: self.limit]
         last = next((place for place, token in enumerate(settled) if token in self.ends), len(settled))
         tokens = settled[: last + 1]
         found = [self.criteria(tokens)] if self.criteria is not None else []
@@ -102,6 +110,7 @@ def new_stop(
     tokenizer: Any = None,
     ends: Sequence[int] = (),
     begin: int = 0,
+    limit: int | None = None,
 ) -> Stop | None:
     """What may end a row with this prompt [P]; None: nothing besides its EOS and its length."""
     strings = [strings] if isinstance(strings, str) else list(strings or ())
@@ -117,6 +126,7 @@ def new_stop(
         Criteria(criteria, prompt) if criteria else None,
         ends,
         begin,
+        limit,
     )
 
 
