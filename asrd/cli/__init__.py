@@ -1,6 +1,6 @@
 """The command `asrd`. An error is one line on standard error and exit code 2.
 
-demo, generate, trace, compare, diagnose  one module per subcommand, each with `add(subparsers)`
+demo, generate, trace, compare, diagnose  one module per subcommand, each with `add(subparsers)`; so is doctor
 settings                                  options that several commands share
 requests                                  a file of prompts and the file of its results
 display                                   a canvas in the terminal
@@ -13,7 +13,7 @@ import os
 import sys
 from importlib import metadata
 
-from asrd.cli import compare, demo, diagnose, generate, trace
+from asrd.cli import compare, demo, diagnose, doctor, generate, trace
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"asrd {metadata.version('asrd')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (demo, generate, trace, compare, diagnose):
+    for module in (demo, generate, trace, compare, diagnose, doctor):
         module.add(commands)
     return top
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     arguments = parser().parse_args(argv)
     try:
-        arguments.run(arguments)
+        return arguments.run(arguments) or 0
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the pipe is closed: nothing to flush
@@ -44,4 +44,3 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("asrd: interrupted", file=sys.stderr)
         return 130
-    return 0

@@ -5,4 +5,5 @@ tables     tables on the terminal
 tiny/      the packaged task, models and their training
 compare/   decoders side by side: accuracy, forward passes, revocations
 diagnose/  the paper's diagnostics: attention, errors, runtime, stability, visible tokens
+doctor/    what will work with a checkpoint on this machine
 """
