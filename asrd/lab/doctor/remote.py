@@ -41,7 +41,7 @@ def their_logits(model: Any, ids: Tensor, block: int | None) -> Tensor:
     """[1, T, V] of the remote-code class, with the masks of its own generation code."""
     kind = str(model.config.model_type).lower()
     if block is None:
-        given = {"attention_mask": "full"} if kind == "dream" else {}
+        given: dict[str, Any] = {"attention_mask": "full"} if kind == "dream" else {}
         return model(input_ids=ids, **given).logits
     mask = block_causal(ids.shape[1], block, ids.device)
     if kind == "sdar":  # 0 and 1, [1, queries, keys]
@@ -55,6 +55,7 @@ def their_logits(model: Any, ids: Tensor, block: int | None) -> Tensor:
 def load_theirs(source: str, dtype: torch.dtype, device: torch.device) -> Any:
     """The model by its own code."""
     arguments = {"trust_remote_code": True, "dtype": dtype}
+    model: Any
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **arguments)
     except ValueError:
