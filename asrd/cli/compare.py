@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from asrd.lab.compare import RunSpec, check_runs, measure, summarise
 from asrd.lab.compare.frontier import save_problems
 from asrd.lab.compare.plots import draw, draw_frontier
 from asrd.lab.compare.presets import PRESETS, Part, Table
+from asrd.lab.compare.records import Store, environment, timing_conditions
 from asrd.lab.compare.report import COLUMNS, LEGEND, Summary, at_equal_forwards, cells, read_csv, save, save_overview
 from asrd.lab.tables import console, print_table
 from asrd.lab.tiny.task import LEVELS, held_out
@@ -32,7 +32,8 @@ def add(commands: Any) -> None:
         "compare",
         help="decoders side by side: accuracy, forward passes, speed, revocations",
         description="Decode N held-out problems with each decoder and setting. Results are kept in the output folder:"
-        " the same command resumes where it was stopped.",
+        " the same command resumes where it was stopped. A result is used again only if code, versions, weights, device"
+        " and settings are the same.",
         epilog=f"example: asrd compare --n 200 --decoders standard,threshold,asrd --sweep {THRESHOLDS}",
     )
     command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
@@ -45,7 +46,8 @@ def add(commands: Any) -> None:
         "--preset", choices=PRESETS, help="a group of tables by name, in place of --decoders and --sweep"
     )
     command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
-    command.add_argument("--batch-size", type=int, default=32)
+    command.add_argument("--batch-size", type=int, default=32, help="problems that decode at a time (default: 32)")
+    command.add_argument("--fresh", action="store_true", help="decode anew what the output folder has results of")
     command.add_argument(
         "--from", dest="source", type=Path, action="append", default=[], metavar="FILE",
         help="plot accuracy against forward passes from a results.csv instead of decoding; may be repeated, one panel"
@@ -73,25 +75,32 @@ def run(arguments: argparse.Namespace) -> None:
     chosen = held_out(arguments.n, arguments.level, arguments.first)
     limit_threads()
     model, _ = load_model(arguments)
-    context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
-    about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
-    about |= {"n": arguments.n, "first": arguments.first, "batch_size": arguments.batch_size}
+    timed = timing_conditions(min(arguments.batch_size, arguments.n), model)
+    about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "model": arguments.model, **environment(model)}
+    about |= {"timed": timed, "threads": torch.get_num_threads(), "batch_size": arguments.batch_size}
+    about |= {"level": arguments.level, "n": arguments.n, "first": arguments.first}
     check_runs(model, [run for _, runs in tables for run in runs])
+    store = Store(arguments.out / "records", model, {"level": arguments.level}, arguments.fresh)
+    about["weights"] = store.context["weights"]
     made: list[tuple[str, str, list[Summary]]] = []
     for table, runs in tables:
         folder = arguments.out / table.name if arguments.preset else arguments.out
+        notes: list[str] = []
         try:
-            records = measure(model, runs, chosen, arguments.out / "records", context, arguments.batch_size)
+            records = measure(model, runs, chosen, store, arguments.batch_size, note=notes.append)
         except KeyboardInterrupt:
             print(f"\nstopped; the same command resumes from {arguments.out / 'records'}", file=sys.stderr)
             raise
-        summaries = summarise(runs, records)
+        summaries = summarise(runs, records, timed)
+        if any(summary.seconds is None for summary in summaries):
+            notes.append(f"no ms and speed where records were not timed as now: {timed}")
         where = f"{arguments.model}, {arguments.n} {arguments.level} problems"
-        save(summaries, folder, about, table.title)
+        save(summaries, folder, about | {"notes": notes}, table.title)
         save_problems(runs, records, folder / "problems.csv")
         draw(summaries, folder / "results.png", f"{table.title or title_of(table)}\n{where}", table.axes)
         made.append((table.name, table.title, summaries))
         show(summaries, table.title)
+        print("\n".join([*notes, ""]), end="")
         print(f"problems.csv, results.csv, results.json, results.md and results.png are in {folder}\n")
         if arguments.preset:
             save_overview(arguments.out, about["command"], made)
@@ -132,21 +141,15 @@ def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
         for name in ("decoders", "sweep"):
             if getattr(arguments, name):
                 raise ValueError(f"--preset and --{name}: a preset already defines the runs; give one of the two")
+        if arguments.seeds != 1:
+            raise ValueError("--preset and --seeds: a preset has its own number of seeds; leave --seeds out")
         return [(table, table.runs(common)) for table in PRESETS[arguments.preset]]
     sweeps = dict(parse_sweep(item) for item in arguments.sweep)
-    decoders = tuple((arguments.decoders or "standard,threshold,asrd").split(","))
+    listed = "standard,threshold,asrd" if arguments.decoders is None else arguments.decoders
+    decoders = tuple(name.strip() for name in listed.split(","))
     axes = tuple(sweeps) if len(sweeps) == 1 and "threshold" not in sweeps else None
     table = Table("results", "", (Part(decoders, sweeps),), seeds=arguments.seeds, axes=axes)
     return [(table, table.runs(common))]
-
-
-def fingerprint(model: Any) -> str:
-    """Identifies the weights, so that records of another model of the same name are not used."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(str((weight.dtype, weight.double().sum().item(), weight.double().square().sum().item())).encode())
-    return digest.hexdigest()[:12]
 
 
 def parse_sweep(item: str) -> tuple[str, list[Any]]:
@@ -155,6 +158,8 @@ def parse_sweep(item: str) -> tuple[str, list[Any]]:
     key = key.strip().replace("-", "_")
     if not equals or key not in FIELDS or not text:
         raise ValueError(f"--sweep {item}: expected KEY=A,B,C with KEY one of {', '.join(sorted(FIELDS))}")
+    if key in ("decoder", "return_dict_in_generate"):
+        raise ValueError(f"--sweep {item}: set by the comparison itself (--decoders)")
     return key, [parse_value(value) for value in text.split(",")]
 
 

@@ -138,7 +138,11 @@ def show(console: Console, summaries: list[Summary]) -> None:
             else f"{s.forwards:.1f}"
         )
         table.add_row(
-            s.label, f"{round(s.accuracy * s.n)} of {s.n}", fewer, f"{s.seconds * s.n:.1f}", f"{s.speed:.1f}x"
+            s.label,
+            f"{round(s.accuracy * s.n)} of {s.n}",
+            fewer,
+            f"{(s.seconds or 0) * s.n:.1f}",
+            f"{s.speed or 0:.1f}x",
         )
     console.print(table)
     console.print("More: asrd compare --help")

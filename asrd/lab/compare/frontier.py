@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asrd.lab.compare.measure import Record
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.plots import draw_frontier
+from asrd.lab.compare.records import Record
 from asrd.lab.compare.report import wilson
 
 OURS = "loo"
