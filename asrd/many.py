@@ -111,7 +111,7 @@ class Engine:
         self.adapter, self.tokenizer, self.chat = ModelAdapter(model), tokenizer, chat
         warn_of_training(model)
         self._kinds: dict[str, Kind] = {}
-        self._kind = self._kind_of(resolve_config(generation_config, settings))
+        self._kind = self._kind_of(resolve_config(generation_config, settings, model=model))
         self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers])
         self._submitted = 0
         self._ended: list[Result] = []  # and not yet handed out

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
 
 from tqdm import tqdm
 
-T = TypeVar("T")
 FIRST, LATER = 5.0, 60.0  # seconds to the first line in a log, and between two later ones at most
 
 
 class Progress:
     """Counts `total` units of work; those known from before take no time and are left out of the estimate."""
 
-    def __init__(self, total: int, unit: str, quiet: bool = False) -> None:
+    def __init__(self, total: int, unit: str, quiet: bool = False, label: str = "") -> None:
         self.total, self.unit, self.quiet = total, unit, quiet
-        self.label, self.count, self.known = "", 0, 0
+        self.label, self.count, self.known = label, 0, 0
         self.started = self.said = time.monotonic()
         self.wait = FIRST
-        self.bar = tqdm(total=total, unit=unit, disable=quiet or not sys.stderr.isatty(), file=sys.stderr)
+        self.bar = tqdm(
+            total=total, unit=unit, desc=label or None, disable=quiet or not sys.stderr.isatty(), file=sys.stderr
+        )
 
     def __enter__(self) -> Progress:
         return self
@@ -52,15 +51,6 @@ class Progress:
         left = f", about {_span(spent / done * (self.total - self.count))} left" if 0 < done < self.total else ""
         what = f"{self.label}: " if self.label else ""
         print(f"{what}{self.count} of {self.total} {self.unit}s, {_span(spent)}{left}", file=sys.stderr, flush=True)
-
-
-def progress(items: Iterable[T], total: int, unit: str, quiet: bool = False, label: str = "") -> Iterator[T]:
-    """The items, one after the other, with their progress."""
-    with Progress(total, unit, quiet) as shown:
-        shown.start(label)
-        for item in items:
-            yield item
-            shown.advance()
 
 
 def _span(seconds: float) -> str:

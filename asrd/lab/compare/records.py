@@ -149,9 +149,10 @@ def _source(one: type) -> bytes | None:
 def _bytecode(one: type) -> bytes:
     found = []
     for name, value in sorted(vars(one).items()):
-        function = getattr(value, "__func__", value)
-        code = getattr(function, "__code__", None)
-        found.append(f"{name}:{_code_text(code) if code else repr(value) if not name.startswith('__') else ''}")
+        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        constant = sorted(value) if isinstance(value, frozenset) else value
+        if code is not None or isinstance(constant, str | int | float | tuple | list | None):
+            found.append(f"{name}: {repr(constant) if code is None else _code_text(code)}")
     return "\n".join(found).encode()
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from asrd.files import replacing, write_text
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.records import Record
 
@@ -57,7 +58,7 @@ def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], time
         if run.decoder == "standard" and clock is not None
     ]
     return [
-        _summary(run, found, seeds, clock, _reference(run, standards))
+        _summary(run, found, seeds, clock, reference_seconds(run, standards))
         for (run, found, seeds), clock in zip(merged, clocks, strict=True)
     ]
 
@@ -69,7 +70,7 @@ def seconds_of(records: Sequence[Record], timed: str | None = None) -> float | N
     return sum(record["seconds"] for record in records) / len(records) if same else None
 
 
-def _reference(run: RunSpec, standards: Sequence[tuple[dict[str, Any], float]]) -> float | None:
+def reference_seconds(run: RunSpec, standards: Sequence[tuple[dict[str, Any], float]]) -> float | None:
     """Seconds per problem of the standard decoder without a cache; where there are several, of the one that shares most
     settings with the run (the same block length, for example)."""
     own = run.deviations.items()
@@ -183,19 +184,23 @@ COLUMNS = (  # heading, field, format
     ("errors", "error_rate", "{:.1%}"),
     ("R", "long_span", "{:.0%}"),
 )
+SHOWN = tuple(c for c in COLUMNS if c[0] in ("accuracy", "95 %", "passes", "ms", "speed", "revoked"))
 LEGEND = (
-    "Per problem: passes (forward passes), ms, revoked (tokens), anchors. 95 %: interval of the accuracy. speed:"
-    " relative to standard. precision, recall: of revocation. errors: share of tokens that are wrong in the result;"
+    "Per problem: passes (forward passes), ms, revoked (tokens). 95 %: interval of the accuracy. speed: relative to"
+    " standard. results.md and results.csv have more columns."
+)
+MORE = (
+    "Per problem also anchors. precision, recall: of revocation. errors: share of tokens that are wrong in the result;"
     " R: share of these in runs of 15 or more."
 )
 
 
-def cells(summary: Summary) -> list[str]:
-    """A summary as the cells of a table row, in the order of COLUMNS, the label first."""
+def cells(summary: Summary, columns: Sequence[tuple[str, str | None, str]] = COLUMNS) -> list[str]:
+    """A summary as the cells of a table row, in the order of the columns, the label first."""
     shown = [summary.label]
-    for _, name, form in COLUMNS:
+    for _, name, form in columns:
         if name is None:
-            shown.append(f"{summary.low:.1%} - {summary.high:.1%}")
+            shown.append(f"{100 * summary.low:.1f} - {100 * summary.high:.1f}")
             continue
         value = getattr(summary, name)
         scaled = value * 1e3 if name == "seconds" and value is not None else value
@@ -215,11 +220,11 @@ def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], titl
     folder.mkdir(parents=True, exist_ok=True)
     equal = at_equal_forwards(summaries)
     content = {"about": about, "results": [asdict(s) for s in summaries], "at_equal_forwards": equal}
-    (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "results.json", json.dumps(content, indent=2) + "\n")
     heading = [f"# {title}", ""] if title else []
-    lines = [*heading, f"    {about['command']}", "", markdown(summaries), "", LEGEND, ""]
-    (folder / "results.md").write_text("\n".join(lines), encoding="utf-8")
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
+    lines = [*heading, f"    {about['command']}", "", markdown(summaries), "", f"{LEGEND} {MORE}", ""]
+    write_text(folder / "results.md", "\n".join(lines))
+    with replacing(folder / "results.csv") as beside, beside.open("w", newline="", encoding="utf-8") as file:
         rows = [{"model": about["model"]} | asdict(s) | {"settings": json.dumps(s.settings)} for s in summaries]
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -251,7 +256,7 @@ def _parsed(name: str, text: str) -> Any:
 
 def save_overview(folder: Path, command: str, made: Sequence[tuple[str, str, Sequence[Summary]]]) -> None:
     """results.md of a preset: the command, and every table made so far (name, title, rows) with its plot."""
-    parts = [f"    {command}\n", f"{LEGEND}\n"]
+    parts = [f"    {command}\n", f"{LEGEND} {MORE}\n"]
     for name, title, summaries in made:
         parts.append(f"## {title}\n\n{markdown(summaries)}\n\n![{title}]({name}/results.png)\n")
-    (folder / "results.md").write_text("\n".join(parts), encoding="utf-8")
+    write_text(folder / "results.md", "\n".join(parts))
