@@ -10,9 +10,9 @@ from typing import Any, Literal, Unpack
 
 from transformers import GenerationConfig
 
-from asrd.settings import ALIASES, FIELDS, Field, Settings, check, did_you_mean, resolve_aliases
+from asrd.settings import ALIASES, FIELDS, Field, Settings, check, did_you_mean, is_given, resolve_aliases
 
-__all__ = ["ALIASES", "FIELDS", "NEUTRAL", "AsrdConfig", "Field", "check", "resolve_aliases"]
+__all__ = ["ALIASES", "FIELDS", "NEUTRAL", "AsrdConfig", "Field", "check", "is_given", "resolve_aliases"]
 
 # What transformers itself writes into a saved configuration or sets while it prepares one.
 _BOOKKEEPING = {"transformers_version", "bos_token_id"}

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -24,7 +25,7 @@ from asrd.arguments import (
 from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.batch import Batch, Rows, decode
-from asrd.engine.caches import require_cache
+from asrd.engine.caches import require_cache, settle_blocks
 from asrd.engine.device.gpu import current
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.loop import Observer, Run
@@ -103,6 +104,8 @@ def fast_generate(
             watchers.append(record.recorder)
         watching.enter_context(current(request.prompt.device))
         rows = decode(Batch(Run.of(adapter, request), decoder, range(len(request.prompt)), None, watchers, strict=True))
+    if request.asked < request.length:  # a block-diffusion model has filled its last block
+        rows = replace(rows, tokens=rows.tokens[:, : request.prompt.shape[1] + request.asked])
     if not (config.return_dict_in_generate or return_trace):
         return rows.tokens
     out = pack_output(rows, request)
@@ -118,7 +121,9 @@ def warn_of_training(model: nn.Module) -> None:
 
 def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
     """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
-    chosen = find_decoder(config.decoder)
+    chosen = find_decoder(config.decoder).variant(config, adapter)
+    if adapter.block_length is not None:
+        settle_blocks(adapter, config, chosen)
     chosen.check(config, adapter)
     if config.kv_cache is not None:
         require_cache(adapter, config, chosen)
@@ -131,7 +136,7 @@ def pack_output(rows: Rows, request: Request) -> AsrdOutput:
     ends = torch.zeros_like(generated, dtype=torch.bool)
     for token in request.rules.eos_ids:
         ends |= generated == token
-    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.length)
+    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.asked)
     drafted, revoked, anchors, edited = rows.counts
     return AsrdOutput(
         sequences=rows.tokens,

@@ -23,6 +23,19 @@ class Field:
     about: str = ""
 
 
+class DefaultInt(int):
+    """A default that can be told from the same number given by a caller: block-diffusion models have their own."""
+
+
+class DefaultFloat(float):
+    """See `DefaultInt`."""
+
+
+def is_given(value: Any) -> bool:
+    """Whether a caller has chosen the value of a setting whose default a model may replace."""
+    return not isinstance(value, DefaultInt | DefaultFloat)
+
+
 def _integer(low: int, high: float = math.inf) -> Callable[[Any], bool]:
     return lambda v: isinstance(v, Integral) and not isinstance(v, bool) and low <= int(v) <= high
 
@@ -55,9 +68,14 @@ FIELDS: dict[str, Field] = {
         256, _integer(1), "an integer of at least 1", "length of the text, and the most forward passes ever used"
     ),
     "block_length": Field(
-        32, _integer(1), "an integer of at least 1", "blocks are decoded from left to right; the last may be shorter"
+        DefaultInt(32),
+        _integer(1),
+        "an integer of at least 1",
+        "blocks are decoded from left to right; the last may be shorter",
     ),
-    "threshold": Field(0.7, _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted"),
+    "threshold": Field(
+        DefaultFloat(0.7), _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted"
+    ),
     "window": Field(
         2,
         _integer(1),

@@ -181,7 +181,7 @@ class Group:
         return torch.cat([rows.tokens[:, self.width :], counts.T], dim=1).tolist()
 
     def _outcome(self, job: Job, values: list[int], error: str = "") -> Outcome:
-        tokens, (steps, *counts) = values[: job.request.length], values[self.length :]
+        tokens, (steps, *counts) = values[: job.request.asked], values[self.length :]
         job.group = None
         return Outcome(job, tokens, steps, counts, error)
 
