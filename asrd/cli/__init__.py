@@ -47,7 +47,8 @@ def _function(name: str) -> Callable[[Any], None]:
     """The function of "module:name". What it imports takes seconds, in which libraries may catch an interruption."""
     module, _, function = name.partition(":")
     with _leaving_at_once():
-        return getattr(import_module(module), function)  # type: ignore[no-any-return]
+        found: Callable[[Any], None] = getattr(import_module(module), function)
+        return found
 
 
 @contextmanager
