@@ -258,9 +258,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     write_text(path, "old")
     path.chmod(0o640)
-    with pytest.raises(OSError, match=r"page\.html cannot be written: No space left"), replacing(path) as beside:
-        beside.write_text("half")
-        raise OSError(28, "No space left on device")
+
+    def fill_the_disk() -> None:
+        with replacing(path) as beside:
+            beside.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"page\.html cannot be written: No space left"):
+        fill_the_disk()
     assert path.read_text() == "old"
     write_text(path, "new")
     assert path.read_text() == "new"
