@@ -1,6 +1,6 @@
 """The command `asrd`. An error is one line on standard error and exit code 2.
 
-parser                             the options of every command and what is wrong with them; diagnose_options
+commands                           the options of every command and what is wrong with them; diagnose_options
 settings                           options that several commands share
 demo, generate, trace, compare, diagnose  one module per command, imported when it runs
 loading                            plugins, model and task of a command
@@ -19,7 +19,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from asrd.cli.parser import parser
+from asrd.cli.commands import parser
 
 INTERRUPTED = 130
 

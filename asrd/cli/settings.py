@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -73,7 +74,8 @@ def check_decoders(arguments: argparse.Namespace, names: Iterable[str]) -> None:
     """Raise ValueError for a decoder that there cannot be; those of plugins are known when these have been run."""
     if arguments.plugin:
         return
-    known = [*DECODER_NAMES, *(entry.name for entry in metadata.entry_points(group="asrd.decoders"))]
+    registered = getattr(sys.modules.get("asrd.decoders"), "DECODERS", DECODER_NAMES)  # by the program that calls this
+    known = [*registered, *(entry.name for entry in metadata.entry_points(group="asrd.decoders"))]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(
             f"decoder={unknown[0]!r} is unknown: expected one of {', '.join(map(repr, known))}, or one of your own"

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from asrd.arguments import default_length, log_once
+from asrd.cli.commands import WITH_REVOCATIONS
 from asrd.cli.generate import warn_of_unknown_words
 from asrd.cli.loading import (
     limit_threads,
@@ -16,7 +17,6 @@ from asrd.cli.loading import (
     require_packaged_task,
     require_tokenizer,
 )
-from asrd.cli.parser import WITH_REVOCATIONS
 from asrd.cli.settings import settings_of
 from asrd.decoders import DECODERS, find_decoder
 from asrd.files import write_text

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import asrd
-from asrd.cli import diagnose_options, main, parser, settings
+from asrd.cli import commands, diagnose_options, main, settings
 from asrd.decoders import DECODERS, ThresholdDecoder, find_decoder
 from asrd.files import replacing, write_text
 from asrd.lab.compare.presets import PRESETS
@@ -109,7 +109,7 @@ def test_help_and_refusals_import_nothing_heavy(arguments: list[str]) -> None:
 
 def test_what_the_parser_names_is_what_there_is() -> None:
     assert list(settings.DECODER_NAMES) == list(DECODERS)
-    assert list(parser.PRESET_NAMES) == list(PRESETS)
+    assert list(commands.PRESET_NAMES) == list(PRESETS)
     assert ",".join(errors.DECODERS) == diagnose_options.ERROR_DECODERS
     assert ",".join(runtime.DECODERS) == diagnose_options.RUNTIME_DECODERS
     assert set(diagnose_options.KINDS) == set(annotations.INSTRUCTIONS)
