@@ -135,7 +135,7 @@ def test_seconds_of_another_batch_size_are_not_shown(compare: Any) -> None:
     code, out, _, results = compare("--decoders", "standard,threshold", "--batch-size", "1")
     assert code == 0
     assert [(r["seconds"], r["speed"]) for r in results["results"]] == [(None, None)] * 2
-    assert "no ms and speed where records were not timed as now: 1 at a time, " in out
+    assert "no time and speed where records were not timed as now: 1 at a time, " in out
 
 
 def test_speed_is_not_taken_from_seconds_under_other_conditions() -> None:
