@@ -48,7 +48,11 @@ class Progress:
     def _say(self) -> None:
         self.said = time.monotonic()
         spent, done = self.said - self.started, self.count - self.known
-        left = f", about {_span(spent / done * (self.total - self.count))} left" if 0 < done < self.total else ""
+        left = (
+            f", about {_span(spent / done * (self.total - self.count))} left"
+            if done > 0 and self.count < self.total
+            else ""
+        )
         what = f"{self.label}: " if self.label else ""
         print(f"{what}{self.count} of {self.total} {self.unit}s, {_span(spent)}{left}", file=sys.stderr, flush=True)
 

@@ -159,7 +159,7 @@ def test_decoders_are_compared_on_any_model_and_prompts(
     entries = [{"prompt": "word1 word2 word3", "answer": "word5"}, {"prompt": "word9", "answer": "17"}]
     file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     command = ["compare", "--model", foreign, "--prompts", str(file), "--out", str(out), "--set", "max_new_tokens=12"]
-    assert main([*command, "--decoders", "standard,threshold", "--set", "threshold=0.01"]) == 0
+    assert main([*command, "--decoders", "standard,threshold", "--set", "threshold=0.0"]) == 0
     shown = capsys.readouterr().out
     assert "agreement" in shown
     assert max(map(len, shown.splitlines())) <= 80 + len(str(out))
@@ -173,7 +173,7 @@ def test_decoders_are_compared_on_any_model_and_prompts(
     texts = [json.loads(line) for line in (out / "texts.jsonl").read_text().splitlines()]
     assert [text["prompt"] for text in texts] == [entry["prompt"] for entry in entries]
     assert set(texts[0]["texts"]) == {"standard", "threshold"}
-    assert main([*command, "--decoders", "standard,threshold", "--set", "threshold=0.01"]) == 0
+    assert main([*command, "--decoders", "standard,threshold", "--set", "threshold=0.0"]) == 0
     assert "4 of 4 problems in 2 runs from records of" in capsys.readouterr().out
     file.write_text(json.dumps({"prompt": "word1 word2 word3"}))
     assert main([*command, "--decoders", "standard"]) == 0

@@ -273,7 +273,7 @@ def test_demo_prints_the_revocations_without_a_terminal(folder: str) -> None:
         (["compare", "--decoders", "magic"], "decoder='magic' is unknown"),
         (["compare", "--n", "0"], "--n 0: expected at least 1"),
         (["compare", "--set", "alpha=7", "--decoders", "asrd"], "alpha=7 is out of range"),
-        (["demo", "--n", "0"], "expected at least 0 and at least 1"),
+        (["demo", "--n", "0"], "--n 0: expected at least 1"),
     ],
 )
 def test_bad_options_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
