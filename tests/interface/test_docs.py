@@ -163,7 +163,7 @@ def test_a_command_of_asrd_runs(words: list[str]) -> None:
         arguments.model = "tiny"
     if arguments.device == "cuda":
         arguments.device = None
-    arguments.run(arguments)
+    cli.run(arguments)
 
 
 @pytest.mark.parametrize("words", cases(command for command in commands() if command[1][0] != "asrd"))
