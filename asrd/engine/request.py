@@ -40,6 +40,7 @@ class Request:
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
     lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
     starts: Tensor | None = None  # [B] int64, real tokens of each prompt, on block-diffusion models
+    native: str = ""  # whose decoder is native to such a model: "sdar", "llada2", "llada21"
 
     @property
     def asked(self) -> int:
@@ -133,6 +134,7 @@ def prepare(
         kv_refresh=config.kv_refresh,
         lengths=lengths,
         starts=starts,
+        native="" if starts is None else adapter.native,
     )
 
 
