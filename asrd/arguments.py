@@ -43,11 +43,13 @@ def resolve_config(
     settings: dict[str, Any],
     max_length: int | None = None,
     input_ids: Tensor | None = None,
+    model: Any = None,
 ) -> AsrdConfig:
     """One AsrdConfig from a config and the keywords that override it; a None that its
     field does not allow is an error, except for max_new_tokens, where it means: not given.
 
-    max_length (prompt and text together) counts where no number of new tokens is given.
+    max_length (prompt and text together) counts where no number of new tokens is given; without it, the length that the
+    model's own generation config gives.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         found = type(generation_config).__name__
@@ -74,12 +76,20 @@ def resolve_config(
         if max_length <= width:
             raise ValueError(f"max_length={max_length} leaves no room behind a prompt of {width} tokens")
         given["max_new_tokens"] = max_length - width
+    if "max_new_tokens" not in base | given:
+        given["max_new_tokens"] = default_length(model)
     config = AsrdConfig(**base | given)
     for name in without_effect(config):
         log_once(f"{name} does nothing: decoder={config.decoder!r}, as it is set up, does not look at it")
     if config.kv_refresh is not None and config.kv_cache is None:
         log_once(f"kv_refresh={config.kv_refresh} does nothing without kv_cache")
     return config
+
+
+def default_length(model: Any) -> int:
+    """How many tokens are decoded where nothing is said: what the model's own generation config says, else 256."""
+    own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
+    return int(own) if isinstance(own, int) and own > 0 else int(FIELDS["max_new_tokens"].default)
 
 
 def _refuse_foreign(config: GenerationConfig) -> None:
@@ -108,20 +118,32 @@ def log_once(message: str) -> None:
         log.warning(message)
 
 
-def refuse_extras(logits_processor: Any, stopping_criteria: Any, injected: dict[str, Any]) -> None:
+def refuse_extras(logits_processor: Any, injected: dict[str, Any]) -> None:
     """Accept what transformers always injects; refuse what would silently have no effect."""
-    for name, items, own in (
-        ("logits_processor", logits_processor, _OWN_PROCESSORS),
-        ("stopping_criteria", stopping_criteria, _OWN_CRITERIA),
-    ):
-        foreign = [type(item).__name__ for item in items or () if type(item).__name__ not in own]
-        if foreign:
-            raise ValueError(f"{name}: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out")
-        if any(type(item).__name__ == "TopKLogitsWarper" for item in items or ()):
-            log_once("top_k is not applied: diffusion decoding samples from the whole vocabulary")
+    names = [type(item).__name__ for item in logits_processor or ()]
+    foreign = [name for name in names if name not in _OWN_PROCESSORS]
+    if foreign:
+        raise ValueError(
+            f"logits_processor: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out"
+        )
+    if "TopKLogitsWarper" in names:
+        log_once("top_k is not applied: diffusion decoding samples from the whole vocabulary")
     cache = injected.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError("past_key_values is not empty: diffusion decoding starts from the whole prompt; leave it out")
+
+
+def own_criteria(stopping_criteria: Any) -> list[Callable[..., Any]]:
+    """The stopping criteria that were given, without those that transformers makes of settings that hold anyway."""
+    if stopping_criteria is None:
+        return []
+    if callable(stopping_criteria) and not hasattr(stopping_criteria, "__iter__"):
+        stopping_criteria = [stopping_criteria]
+    if not hasattr(stopping_criteria, "__iter__") or not all(callable(item) for item in stopping_criteria):
+        raise ValueError(
+            f"stopping_criteria={stopping_criteria!r}: give callables (ids, scores) -> bool, as transformers has them"
+        )
+    return [item for item in stopping_criteria if type(item).__name__ not in _OWN_CRITERIA]
 
 
 def refuse_lost_streamer() -> None:

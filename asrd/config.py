@@ -79,7 +79,7 @@ class AsrdConfig(GenerationConfig):
                 raise ValueError(f"{name}={value!r}: AsrdConfig has no such setting{did_you_mean(name)}")
             if value is not None and value != NEUTRAL[name]:
                 raise ValueError(f"{name}={value!r} is a setting of transformers that diffusion decoding does not have")
-        for name in ("eos_token_id", "suppress_tokens"):
+        for name in ("eos_token_id", "suppress_tokens", "stop_strings"):
             if isinstance(settings.get(name), tuple | set):
                 settings[name] = sorted(settings[name]) if isinstance(settings[name], set) else list(settings[name])
         super().__init__(**{name: field.default for name, field in FIELDS.items()} | settings)

@@ -48,6 +48,11 @@ def _ids(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and all(_integer(0)(v) for v in value)
 
 
+def _strings(value: Any) -> bool:
+    values = [value] if isinstance(value, str) else value
+    return isinstance(values, list | tuple) and all(isinstance(v, str) and v for v in values)
+
+
 def _choice(default: Any, *options: Any) -> Field:
     fits = lambda v: any(v is o or (isinstance(v, str) and v == o) for o in options)  # noqa: E731
     return Field(default, fits, "one of " + ", ".join(repr(o) for o in options))
@@ -203,6 +208,12 @@ FIELDS: dict[str, Field] = {
         "id or ids of the end of text",
     ),
     "suppress_tokens": Field(None, _maybe(_ids), "a list of token ids, or None", "ids that are never predicted"),
+    "stop_strings": Field(
+        None,
+        _maybe(_strings),
+        "a string that is not empty or a list of them, or None",
+        "the text ends with the token that completes one of them; needs a tokenizer",
+    ),
     "return_dict_in_generate": Field(
         False, lambda v: v is None or isinstance(v, bool), "True or False", "return an AsrdOutput instead of the ids"
     ),
@@ -262,6 +273,7 @@ class Settings(TypedDict, total=False):
     eot_token_id: int | None
     eos_token_id: int | Sequence[int] | None
     suppress_tokens: Sequence[int] | None
+    stop_strings: str | Sequence[str] | None
     return_dict_in_generate: bool
     gen_length: int
     mask_id: int
