@@ -1,4 +1,4 @@
-"""`Shaping`: what is done to logits between LM head and statistics: penalties, logits processors, allowed tokens.
+"""`Shaping`: what is done to logits between LM head and statistics: penalties, logits processors.
 
 The one place where a distribution is changed before anything is decided by it: drafting, verification and editing all
 see the same. A constraint that changes from step to step (a grammar, say) would be one more part of it, given the
@@ -28,7 +28,6 @@ class Shaping:
     penalty: float = 1.0  # of tokens that the row has elsewhere, as transformers' repetition_penalty; 1: none
     exempt: tuple[int, ...] = ()  # tokens that are never penalised
     processors: tuple[Processor, ...] = ()  # each (ids [N, 0], logits [N, V]) -> logits [N, V]
-    sets: Tensor | None = None  # [S, V] bool, sets of tokens; `Request.allowed` says which one holds where
 
     def __call__(self, logits: Tensor, chosen: Selection, decoder: Decoder) -> Tensor:
         """Logits [N, V] of the chosen positions, in float32 or float64."""
@@ -39,9 +38,6 @@ class Shaping:
         nothing = chosen.row.new_empty(len(logits), 0)
         for processor in self.processors:
             logits = processor(nothing, logits)
-        if self.sets is not None:
-            which = decoder.request.allowed[chosen.row, place]  # type: ignore[index]
-            logits = logits.masked_fill(~self.sets[which], -torch.inf)
         return logits
 
     def _penalised(self, logits: Tensor, row: Tensor, place: Tensor, decoder: Decoder) -> Tensor:
@@ -60,12 +56,10 @@ class Shaping:
         return torch.where(seen, torch.where(logits > 0, logits / self.penalty, logits * self.penalty), logits)
 
 
-def new_shaping(
-    config: AsrdConfig, request: Request, processors: Sequence[Processor] = (), sets: Tensor | None = None
-) -> Shaping | None:
+def new_shaping(config: AsrdConfig, request: Request, processors: Sequence[Processor] = ()) -> Shaping | None:
     """What settings and arguments ask for; None: nothing."""
     penalty = float(config.repetition_penalty)
-    if penalty == 1 and not processors and sets is None:
+    if penalty == 1 and not processors:
         return None
     exempt = (*request.rules.eos_ids, request.rules.pad_id)  # the canvas behind a text is full of them
-    return Shaping(penalty, exempt, tuple(processors), sets)
+    return Shaping(penalty, exempt, tuple(processors))
