@@ -52,6 +52,8 @@ class BlockBody:
         self.forwards = torch.zeros_like(self.stored)
         """[B] forward passes so far."""
         self.boundary = request.config.boundary if adapter.takes_block_mask else "apart"
+        if request.config.logprobs:
+            self.one_step_a_pass()
         self.fused: tuple[Tensor, Tensor, Tensor] | None = None  # rows of the last forward, block and anchors before it
         self.hidden = torch.empty(0)
 
