@@ -21,6 +21,7 @@ from asrd.lab.compare.plan import RunSpec
 from asrd.lab.tiny.task import generate
 
 Document = dict[str, Any]
+NQ_STOPS = ("\n", ".", ",")  # of lm-eval's nq_open: no answer with a full stop or comma can be given
 
 
 def _gsm8k_cot(document: Document) -> str:
@@ -29,7 +30,17 @@ def _gsm8k_cot(document: Document) -> str:
 
 
 def _math(document: Document) -> str:
-    return f" {document['solution']}\nFinal Answer: The final answer is ${document['answer']}$. I hope it is correct."
+    """The solution, and its boxed answer once more in the form of the few-shot examples."""
+    from lm_eval.tasks.minerva_math.utils import last_boxed_only_string, remove_boxed
+
+    final = remove_boxed(last_boxed_only_string(document["solution"]))
+    return f" {document['solution']}\nFinal Answer: The final answer is ${final}$. I hope it is correct."
+
+
+def _nq_open(document: Document) -> str:
+    """The first accepted answer that lm-eval's stop strings do not cut, else the first."""
+    whole = [answer for answer in document["answer"] if cut(answer, NQ_STOPS) == answer]
+    return f" {(whole or document['answer'])[0]}"
 
 
 SOLUTIONS: dict[str, Callable[[Document], str]] = {  # in the form that the task's prompt asks for
@@ -41,7 +52,7 @@ SOLUTIONS: dict[str, Callable[[Document], str]] = {  # in the form that the task
     "humaneval_instruct": lambda d: f"{d['canonical_solution']}\n```",
     "mbpp": lambda d: f"{d['code']}\n[DONE]",
     "mbpp_instruct": lambda d: f"{d['code']}\n```",
-    "nq_open": lambda d: f" {d['answer'][0]}",
+    "nq_open": _nq_open,
     "cnn_dailymail": lambda d: d["highlights"],
     "packaged": lambda d: generate(d["seed"], d["level"]).solution,
 }

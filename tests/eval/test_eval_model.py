@@ -140,8 +140,8 @@ def test_prompts_are_those_that_lm_eval_gives_a_stock_model(
 
             return Outcome(False, "not run")
 
-    run_cell(functools.partial(Ours, *tiny), task, Cell(name, RunSpec("asrd", {"max_new_tokens": 8}), chat=chat), None, 20,
-             Nothing())  # fmt: skip
+    cell = Cell(name, RunSpec("asrd", {"max_new_tokens": 8}), chat=chat)
+    run_cell(functools.partial(Ours, *tiny), task, cell, None, 20, Nothing())
     assert len(expected) == min(20, len(task.task.eval_docs))
     assert seen == expected
 
