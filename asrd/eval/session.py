@@ -87,10 +87,10 @@ class Session:
         documents = data["sha256"] if "sha256" in data else data["source"]
         return self.out / "cells" / cell.key(data=documents, **context)
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Scored]:
-        """The cells' results, one after the other; record.json is written first."""
+    def run(self, cells: Sequence[Cell], about: dict[str, Any]) -> Iterator[Scored]:
+        """The cells' results, one after the other; record.json (`about`) is written first."""
         self.out.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(self.about(cells), indent=2, default=str) + "\n"
+        content = json.dumps(about, indent=2, default=str) + "\n"
         (self.out / "record.json").write_text(content, encoding="utf-8")
         for cell in cells:
             yield self.run_one(cell, self.folder(cell))
