@@ -194,6 +194,7 @@ def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> A
         anchors=anchors,
         edited=edited,
         computed=rows.computed,
+        forwards=rows.forwards,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
         logprobs=_of_text(rows.scores, first) if request.rules.early_stop else rows.scores,
         stopped_by=[None if stop is None else stop.string for stop in stops],
