@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 
-def add_doctor(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Register the command."""
     command = commands.add_parser(
         "doctor",
@@ -25,7 +25,7 @@ def add_doctor(commands: Any) -> None:
         help="run the code in the checkpoint's own repository, if you trust it, and compare its logits with ours",
     )
     command.add_argument("--json", action="store_true", help="print one JSON object per check")
-    command.set_defaults(run="asrd.cli.doctor:run", check=_check_doctor)
+    command.set_defaults(run="asrd.cli.doctor:run", check=_check_doctor, plugin=[])
 
 
 def _check_doctor(arguments: argparse.Namespace) -> None:
