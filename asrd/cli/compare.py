@@ -21,7 +21,7 @@ from asrd.lab.compare.plots import draw, draw_frontier
 from asrd.lab.compare.presets import PRESETS, Part, Table
 from asrd.lab.compare.report import COLUMNS, LEGEND, Summary, at_equal_forwards, cells, read_csv, save, save_overview
 from asrd.lab.tables import console, print_table
-from asrd.lab.tiny.task import LEVELS, held_out
+from asrd.lab.tasks import LEVELS, task_of
 
 THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
 
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
     command.add_argument("--first", type=int, default=0, help="number of the first problem (default: 0)")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     command.add_argument("--decoders", help=f"of {','.join(DECODERS)} (default: standard,threshold,asrd)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
     command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="one run per value")
@@ -70,9 +70,11 @@ def run(arguments: argparse.Namespace) -> None:
     tables = plan(arguments)
     if arguments.first < 0:
         raise ValueError(f"--first {arguments.first}: expected at least 0")
-    chosen = held_out(arguments.n, arguments.level, arguments.first)
     limit_threads()
-    model, _ = load_model(arguments)
+    model, tokenizer = load_model(arguments)
+    task = task_of(tokenizer, arguments.model)
+    arguments.level = task.level(arguments.level)
+    chosen = task.held_out(arguments.n, arguments.level, arguments.first)
     context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
     about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
     about |= {"n": arguments.n, "first": arguments.first, "batch_size": arguments.batch_size}

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+import torch
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,9 +23,9 @@ from asrd.generate import fast_generate
 from asrd.lab.compare.measure import decode_batch
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.report import Summary, summarise
-from asrd.lab.tiny.batch import collate
+from asrd.lab.tasks import LEVELS, Problem, task_of
+from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
-from asrd.lab.tiny.task import LEVELS, Problem, grade, problems
 
 FRAME_SECONDS = 0.09
 RUNS = (
@@ -39,11 +40,11 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="watch the packaged model decode, then compare decoders",
-        description="Decode a few word problems live with ASRD and the standard decoder, then compare three decoders.",
+        description="Decode a few problems live with ASRD and the standard decoder, then compare three decoders.",
     )
     command.add_argument("--watch", type=int, default=3, help="problems to show live (default: 3)")
     command.add_argument("--n", type=int, default=8, help="problems in the table (default: 8)")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     command.add_argument("--seed", type=int, default=0, help="which problems (default: 0)")
     add_model(command)
     command.set_defaults(run=run)
@@ -57,7 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     console = Console()
     model, tokenizer = load_model(arguments)
     count = max(arguments.watch, arguments.n)
-    chosen = list(itertools.islice(problems("test", arguments.level, 100_000 * arguments.seed), count))
+    task = task_of(tokenizer, arguments.model)
+    chosen = list(itertools.islice(task.shown(task.level(arguments.level), arguments.seed), count))
     for problem in chosen[: arguments.watch]:
         recordings = {run.decoder: record(model, tokenizer, problem, run) for run in (RUNS[2], RUNS[0])}
         (play if console.is_terminal else print_revocations)(console, problem, recordings)
@@ -70,13 +72,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 def record(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[Frame]:
     """Decode a problem; one frame per forward pass."""
-    batch = collate([problem])
     frames = Frames(tokenizer, hidden=(EOS_ID, PAD_ID))
     fast_generate(
         model,
-        batch.prompt,
+        torch.tensor([prompt_ids(problem)]),
         decoder=spec.decoder,
-        max_new_tokens=batch.length,
+        max_new_tokens=problem.response_length,
+        block_length=problem.block_length,
         observers=[EventObserver(MASK_ID, (EOS_ID,), frames.handle)],
         **spec.settings,
     )
@@ -103,7 +105,7 @@ def panel(name: str, frames: list[Frame], tick: int, problem: Problem, width: in
     title = f"{name}: {frame.step} forward passes"
     footer, style = f"anchors {frame.anchors}, revoked {frame.revoked}", "white"
     if tick >= len(frames) - 1:
-        right = grade(problem, " ".join(frame.words))
+        right = problem.is_right(" ".join(frame.words))
         footer, style = (
             ("answer right" if right else f"answer wrong, it is {problem.answer}"),
             ("green" if right else "red"),
@@ -120,7 +122,7 @@ def print_revocations(console: Console, problem: Problem, recordings: dict[str, 
             if frame.revoked > before.revoked:
                 print(f"{name}, forward pass {frame.step}: {plain(frame)}")
         last = frames[-1]
-        graded = "right" if grade(problem, " ".join(last.words)) else f"wrong, it is {problem.answer}"
+        graded = "right" if problem.is_right(" ".join(last.words)) else f"wrong, it is {problem.answer}"
         print(f"{name}, {last.step} forward passes, answer {graded}: {plain(last)}")
     print(flush=True)
 

@@ -21,9 +21,9 @@ from asrd.lab.diagnose.attention import attention_redistribution
 from asrd.lab.diagnose.displacement import Displacement, DisplacementWatcher
 from asrd.lab.diagnose.persistence import LONGEST, wrong_persistence
 from asrd.lab.diagnose.report import Report
-from asrd.lab.diagnose.samples import Sample, is_packaged_tokenizer, packaged_samples, read_samples
+from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples
 from asrd.lab.diagnose.visible import visible_behaviour
-from asrd.lab.tiny.task import LEVELS
+from asrd.lab.tasks import LEVELS, TASKS, find_task
 from asrd.models import packaged
 from asrd.models.source import PACKAGED_NAMES
 
@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
 def _new(what: Any, name: str, run: Callable[..., Any], n: int, batch: int | None, short: str, long: str) -> Any:
     command = what.add_parser(name, help=short, description=long)
     command.add_argument("--n", type=int, default=n, help=f"prompts or problems (default: {n})")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     if batch is not None:
         command.add_argument("--batch-size", type=int, default=batch, help=f"(default: {batch})")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of AsrdConfig")
@@ -113,7 +113,7 @@ def _add_stability(what: Any) -> None:
         "displacement bounds on real states; how many steps wrong predictions last",
         "On the packaged task, where it is known which predictions are wrong.",
     )  # fmt: skip
-    here = [name for name in PACKAGED_NAMES if packaged(name) is not None]
+    here = [name for name in PACKAGED_NAMES if packaged(name) is not None and name != "tiny-sudoku"]
     command.add_argument("--models", default=",".join(here), help="names or folders (default: %(default)s)")
     command.add_argument("--windows", default="1,2,3,4", help="k of the decodes whose wrong anchors are counted")
     command.add_argument("--longest", type=int, default=LONGEST, help=f"largest number of steps (default: {LONGEST})")
@@ -188,6 +188,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
     """Displacement bounds and persistence of wrong predictions, model by model."""
     settings, quiet = _begin(arguments), not sys.stderr.isatty()
     windows = _windows(arguments)
+    arguments.level = TASKS[0].level(arguments.level)
     samples = packaged_samples(arguments.n, arguments.level)
     problems = [sample.problem for sample in samples if sample.problem is not None]
     moved: dict[str, tuple[Displacement, Displacement]] = {}
@@ -196,9 +197,9 @@ def run_stability(arguments: argparse.Namespace) -> None:
     for name in names:
         arguments.model = name
         model, tokenizer = load_model(arguments)
-        if not is_packaged_tokenizer(tokenizer):
+        if find_task(tokenizer) is not TASKS[0]:
             raise ValueError(
-                f"--models {name}: expected a model of the packaged task, for which wrong tokens are known"
+                f"--models {name}: expected a model of the packaged word problems, for which wrong tokens are known"
             )
         watchers: list[DisplacementWatcher] = []
 
@@ -239,12 +240,14 @@ def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
 def _samples(arguments: argparse.Namespace, tokenizer: Any, need_answers: bool = False) -> list[Sample]:
     if arguments.prompts is not None:
         return read_samples(arguments.prompts, tokenizer, need_answers, arguments.n)
-    if not is_packaged_tokenizer(tokenizer):
+    task = find_task(tokenizer)
+    if task is None:
         raise ValueError(
             f"--model {arguments.model}: the packaged problems do not fit its tokenizer; give --prompts FILE,"
             ' a JSON list or JSON lines with "prompt" and "answer"'
         )
-    return packaged_samples(arguments.n, arguments.level)
+    arguments.level = task.level(arguments.level)
+    return packaged_samples(arguments.n, arguments.level, task)
 
 
 def _decoders(arguments: argparse.Namespace) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from asrd.cli.settings import add_model, add_settings, limit_threads, load_model, settings_of
 from asrd.decoders import DECODERS, find_decoder
 from asrd.generate import fast_generate
-from asrd.lab.tiny.task import LEVELS, Problem, grade, problems
+from asrd.lab.tasks import LEVELS, Problem, task_of
 from asrd.many import encode
 from asrd.output import AsrdOutput
 from asrd.trace import Trace, read
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument("--save", type=Path, metavar="FOLDER", help="also keep the traces, as JSON lines")
     command.add_argument("--raw", action="store_true", help="do not apply the tokenizer's chat template")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty of the problem (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     command.add_argument(
         "--problem",
         type=int,
@@ -80,8 +80,10 @@ def decode(arguments: argparse.Namespace) -> tuple[list[Trace], list[str | None]
         raise ValueError(f"{arguments.model} has no tokenizer, so text cannot be turned into ids; use it from Python")
     problem = None
     if arguments.prompt is None:
-        problem = next(itertools.islice(problems("test", arguments.level), arguments.problem, None))
+        task = task_of(tokenizer, arguments.model)
+        problem = next(itertools.islice(task.shown(task.level(arguments.level), 0), arguments.problem, None))
         settings.setdefault("max_new_tokens", problem.response_length)
+        settings.setdefault("block_length", problem.block_length)
     batch = encode(tokenizer, [problem.question if problem else arguments.prompt], chat=not arguments.raw)
     traces, grades = [], []
     for name in decoders:
@@ -112,4 +114,4 @@ def _trace(model: Any, tokenizer: Any, batch: Any, decoder: str, settings: dict[
 
 def grade_text(problem: Problem, tokens: list[int]) -> str:
     """Whether the answer is right, with the right answer."""
-    return f"right: {problem.answer}" if grade(problem, tokens) else f"wrong: it is {problem.answer}"
+    return f"right: {problem.answer}" if problem.is_right(tokens) else f"wrong: it is {problem.answer}"

@@ -17,8 +17,8 @@ from asrd.engine.observers.events import Moment, moment_of
 from asrd.generate import checked_decoder
 from asrd.lab.compare.grading import Grader
 from asrd.lab.compare.plan import RunSpec
+from asrd.lab.tasks import Problem
 from asrd.lab.tiny.batch import prompt_ids
-from asrd.lab.tiny.task import Problem
 from asrd.many import Engine, Handle
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
@@ -86,7 +86,8 @@ def decode_problems(model: Any, run: RunSpec, problems: Sequence[Problem], slots
     if not problems:
         return
     watch = _Grading(problems, bool(run.settings.get("early_stop", True)))
-    settings = {"max_new_tokens": problems[0].response_length} | dict(run.settings) | {"seed": run.seed}
+    shape = {"max_new_tokens": problems[0].response_length, "block_length": problems[0].block_length}
+    settings = shape | dict(run.settings) | {"seed": run.seed}
     engine = Engine(model, slots=slots, observers=[watch], decoder=run.decoder, **settings)
     for result in engine.run({"prompt": prompt_ids(problem), "row_id": problem.seed} for problem in problems):
         if result.error is not None:
