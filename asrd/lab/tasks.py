@@ -55,11 +55,3 @@ def find_task(tokenizer: Any) -> Task | None:
     """The packaged task of a tokenizer; None if it is of another model."""
     vocabulary = tokenizer.get_vocab() if tokenizer is not None else None
     return next((task for task in TASKS if task.ids == vocabulary), None)
-
-
-def task_of(tokenizer: Any, model: str) -> Task:
-    """The packaged task of a model."""
-    found = find_task(tokenizer)
-    if found is None:
-        raise ValueError(f"--model {model}: its tokenizer is not that of a packaged task, so their problems do not fit")
-    return found

@@ -19,9 +19,8 @@ import torch
 from tqdm import tqdm
 
 import asrd
-from asrd.cli.compare import fingerprint
 from asrd.lab.compare import RunSpec, measure
-from asrd.lab.compare.measure import Record
+from asrd.lab.compare.records import Record, Store, fingerprint
 from asrd.lab.tiny.batch import collate
 from asrd.lab.tiny.language import EOS_ID, MASK_ID
 from asrd.lab.tiny.task import BLOCK, Problem, held_out
@@ -55,13 +54,17 @@ FULL: Plan = [
         for cache in ("prefix", "dual")
         for refresh in (4, 2)
     ),
+    *(("factor", {"factor": factor, "kv_cache": "dual"}) for factor in (0.5, 1.0, 1.5, 2.0, 3.0)),
+    *(("loo", {"factor": factor, "kv_cache": cache}) for cache in (None, "dual") for factor in (1.5, 2.0, 3.0)),
     *(("wino", {"threshold": bound}) for bound in (0.6, 0.8)),
+    ("wino", {"threshold": 0.6, "kv_cache": "dual"}),
     ("saber", {"saber_n": 2}),
 ]
 QUICK: Plan = [
     ("standard", {"steps": 6}),
     ("threshold", {"threshold": 0.5}),
     ("factor", {"factor": 2.0, "kv_cache": "prefix"}),
+    ("loo", {"factor": 3.0, "kv_cache": "dual"}),
     ("wino", {"threshold": 0.5}),
     ("saber", {"saber_n": 16}),
     ("asrd", {"threshold": 0.5}),
@@ -103,8 +106,8 @@ def weights() -> str:
 
 def _records(run: RunSpec, n: int, folder: Path) -> list[Record]:
     model, _ = asrd.load(MODEL)
-    context = {"model": MODEL, "weights": fingerprint(model), "level": "hard"}
-    return measure(model, [run], held_out(n), folder, context, BATCH, quiet=True)[0]
+    store = Store(folder, model, {"level": "hard"})
+    return measure(model, [run], held_out(n), store, BATCH, quiet=True)[0]
 
 
 def _entry(run: RunSpec, records: Sequence[Record], standard: Sequence[Record]) -> dict[str, Any]:

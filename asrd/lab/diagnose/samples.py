@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.files import read_text
 from asrd.lab.tasks import TASKS, Problem, Task
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.task import BLOCK
+from asrd.many import chat_text
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,8 @@ class Sample:
         return self.problem.response_length if self.problem is not None else -(-len(self.answer) // BLOCK) * BLOCK
 
 
-def packaged_samples(count: int, level: str | None = None, task: Task | None = None) -> list[Sample]:
-    """A packaged task's problems for scoring; without a task those of the word problems."""
-    task = task or TASKS[0]
+def packaged_samples(count: int, level: str | None = None, task: Task = TASKS[0]) -> list[Sample]:
+    """A packaged task's problems for scoring."""
     return [packaged_sample(problem) for problem in task.held_out(count, task.level(level), 0)]
 
 
@@ -103,7 +104,7 @@ def batched(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
 
 
 def _entries(path: Path) -> list[Any]:
-    text = path.read_text(encoding="utf-8").strip()
+    text = read_text(path).strip()
     if text.startswith("["):
         try:
             return list(json.loads(text))
@@ -132,7 +133,7 @@ def _is_prompt(prompt: Any) -> bool:
 def _prompt_ids(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if tokenizer.chat_template is not None:
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = chat_text(tokenizer, messages)
     elif not isinstance(prompt, str):
         raise ValueError("the tokenizer has no chat template: give each prompt as text, not as messages")
     return tuple(tokenizer(prompt, add_special_tokens=tokenizer.chat_template is None)["input_ids"])
