@@ -69,7 +69,7 @@ def require_packaged_task(arguments: argparse.Namespace, tokenizer: Any, instead
     task = find_task(tokenizer)
     if task is None:
         raise ValueError(f"--model {arguments.model}: the packaged problems do not fit its tokenizer; {instead}")
-    arguments.level = task.level(arguments.level)
+    arguments.level = task.level(getattr(arguments, "level", None))
     return task
 
 

@@ -127,8 +127,8 @@ def read_problems(path: Path) -> list[Setting]:
     found = []
     for label in labels:
         run = [line for line in lines if line[f"{label}|right"]]
-        columns = ([int(line[f"{label}|{c}"]) for line in run] for c in COLUMNS)
-        found.append(Setting(label, *columns, problems=[int(line["problem"]) for line in run]))
+        names = [*(f"{label}|{column}" for column in COLUMNS), "problem"]
+        found.append(Setting(label, *([int(line[name]) for line in run] for name in names)))
     return found
 
 
