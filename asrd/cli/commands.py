@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import asrd
+from asrd.cli import eval_options
 from asrd.cli.settings import (
     DECODER_NAMES,
     add_model,
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"asrd {asrd.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_generate, _add_trace, _add_compare, _add_diagnose):
+    for add in (_add_demo, _add_generate, _add_trace, _add_compare, _add_diagnose, eval_options.add):
         add(commands)
     return top
 
