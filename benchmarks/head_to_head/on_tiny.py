@@ -60,6 +60,15 @@ FULL: Plan = [
     ("wino", {"threshold": 0.6, "kv_cache": "dual"}),
     ("saber", {"saber_n": 2}),
 ]
+SHORT: Plan = [  # the decoders as one would use them
+    ("standard", {}),
+    ("standard", {"kv_cache": "dual"}),
+    ("threshold", {"threshold": 0.9, "kv_cache": "dual"}),
+    ("asrd", TUNED | {"kv_cache": "dual"}),
+    ("wino", {"threshold": 0.6, "kv_cache": "dual"}),
+    *(("factor", {"factor": factor, "kv_cache": "dual"}) for factor in (1.0, 2.0, 3.0)),
+    *(("loo", {"factor": factor, "kv_cache": "dual"}) for factor in (2.0, 3.0)),
+]
 QUICK: Plan = [
     ("standard", {"steps": 6}),
     ("threshold", {"threshold": 0.5}),
