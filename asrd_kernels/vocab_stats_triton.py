@@ -13,8 +13,8 @@ A chunk of nothing but -inf is measured from 0, so that its tokens weigh 0; fact
 (position G) are neither read nor written.
 
 Sampling is an exponential race: with E the exponential draws of which -ln E is the Gumbel noise, the argmax of
-x / t - ln E is that of e^(d / t) / E, which takes one logarithm a token less. A chunk's winner enters the merge with its
-score in the former scale. Both searches are a maximum, then the lowest lane that has it: cheaper than carrying the
+x / t - ln E is that of e^(d / t) / E, which takes one logarithm a token less. A chunk's winner enters the merge with
+its score in the former scale. Both searches are a maximum, then the lowest lane that has it: cheaper than carrying the
 index through every comparison.
 """
 
@@ -47,8 +47,8 @@ class StatsLaunch:
 
 
 def stats_launch(vocab: int, itemsize: int) -> StatsLaunch:
-    """Chunks of 4096, 31 programs a row of LLaDA's. A thread has 32 columns, all loaded before the first is needed; half
-    as many in float64, whose registers hold no more."""
+    """Chunks of 4096, 31 programs a row of LLaDA's. A thread has 32 columns, all loaded before the first is needed; 16
+    in float64, of which its registers hold no more."""
     chunk, warps = (1024, 4) if vocab <= 1024 else (4096, 8 if itemsize == 8 else 4)
     chunks = triton.cdiv(vocab, chunk)
     return StatsLaunch(chunk, chunks, warps, max(16, triton.next_power_of_2(chunks)))
