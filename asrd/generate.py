@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,6 +17,8 @@ from transformers import GenerationConfig
 from asrd.arguments import (
     INJECTED,
     call_signature,
+    check_helpers,
+    own_criteria,
     refuse_extras,
     refuse_lost_streamer,
     refuse_positions,
@@ -24,12 +27,15 @@ from asrd.arguments import (
 from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.batch import Batch, Rows, decode
-from asrd.engine.caches import require_cache
+from asrd.engine.caches import refuse_block_settings, require_cache, settle_blocks
 from asrd.engine.device.gpu import current
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.loop import Observer, Run
 from asrd.engine.observers.streaming import StreamObserver
 from asrd.engine.request import Request, prepare
+from asrd.engine.scores import TokenScores
+from asrd.engine.shaping import new_shaping
+from asrd.engine.stopping import Stop, new_stop
 from asrd.models.adapter import ModelAdapter
 from asrd.output import AsrdOutput
 from asrd.settings import Settings
@@ -61,11 +67,13 @@ def fast_generate(
     attention_mask     [B, P], 0 on left padding. Needed when rows differ in length.
     generation_config  an `AsrdConfig`, or any GenerationConfig (its temperature counts only with do_sample).
     streamer           object with put/end and perhaps put_draft, for a batch of one.
-    tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them.
-    row_ids            [B] integers that key the sampling noise instead of the index in the batch.
+    tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them; for `stop_strings`.
+    row_ids            [B] integers that key the sampling noise instead of the index in the batch; with
+                       `num_return_sequences` as many as there are texts.
     observers          callables that are shown the `DecodeState` after each step; they must not change it.
     trace              path to which every step is written as JSON lines (docs/trace.md); `asrd.trace.read` reads it.
     return_trace       True gives an `AsrdOutput` with the same as an object in `trace`.
+    stopping_criteria  callables (ids [1, n], None) -> bool, asked after each token that is settled: does the text end?
     **settings         any field of `AsrdConfig`, or LLaDA's gen_length and mask_id; they override the config.
                        return_dict_in_generate=True gives an `AsrdOutput`.
 
@@ -75,23 +83,30 @@ def fast_generate(
     """
     arguments: dict[str, Any] = dict(settings)
     injected = {name: arguments.pop(name) for name in INJECTED if name in arguments}
-    refuse_extras(logits_processor, stopping_criteria, injected)
+    refuse_extras(logits_processor, injected)
+    check_helpers(streamer, tokenizer, observers, max_length)
+    criteria = own_criteria(stopping_criteria)
     if streamer is None and injected:
         refuse_lost_streamer()
     if not isinstance(trace, str | os.PathLike | None):
         raise ValueError(f"trace={trace!r} is not a path: give a file name (or did you mean return_trace=True?)")
-    config = resolve_config(generation_config, arguments, max_length, input_ids)
+    config = resolve_config(generation_config, arguments, max_length, input_ids, model)
+    if injected and "num_return_sequences" not in arguments:
+        config.num_return_sequences = 1  # transformers has repeated the rows already
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
     warn_of_training(model)
     chosen = checked_decoder(adapter, config)
     config.block_length = chosen.block_length(config)
     chosen.check_length(config, config.max_new_tokens)
+    input_ids, attention_mask = repeated(config, input_ids, attention_mask)
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
+    request = replace(request, shaping=new_shaping(config, request))
     refuse_positions(injected.get("position_ids"), request)
     decoder = chosen(request, adapter.table.detach())
     if config.lm_head == "fused":
         require_fused_head(adapter, config, decoder)
+    stops = row_stops(config, criteria, request, tokenizer)
     record = None
     with ExitStack() as watching:
         watchers = list(observers)
@@ -102,10 +117,14 @@ def fast_generate(
             record = watching.enter_context(recording(request, decoder, model, tokenizer, trace, return_trace))
             watchers.append(record.recorder)
         watching.enter_context(current(request.prompt.device))
-        rows = decode(Batch(Run.of(adapter, request), decoder, range(len(request.prompt)), None, watchers, strict=True))
+        tags = range(len(request.prompt))
+        batch = Batch(Run.of(adapter, request), decoder, tags, None, watchers, strict=True, stops=stops)
+        rows = decode(batch)
+    if request.asked < request.length:  # a block-diffusion model has filled its last block
+        rows = replace(rows, tokens=rows.tokens[:, : request.prompt.shape[1] + request.asked])
     if not (config.return_dict_in_generate or return_trace):
         return rows.tokens
-    out = pack_output(rows, request)
+    out = pack_output(rows, request, stops)
     out.trace = record.trace if record else None
     return out
 
@@ -118,20 +137,53 @@ def warn_of_training(model: nn.Module) -> None:
 
 def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
     """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
-    chosen = find_decoder(config.decoder)
+    chosen = find_decoder(config.decoder).variant(config, adapter)
+    if adapter.block_length is not None:
+        settle_blocks(adapter, config, chosen)
+    else:
+        refuse_block_settings(adapter, config)
     chosen.check(config, adapter)
     if config.kv_cache is not None:
         require_cache(adapter, config, chosen)
     return chosen
 
 
-def pack_output(rows: Rows, request: Request) -> AsrdOutput:
+def repeated(config: AsrdConfig, ids: Any, mask: Any) -> tuple[Any, Any]:
+    """Each row `num_return_sequences` times."""
+    number = int(config.num_return_sequences)
+    if number == 1:
+        return ids, mask
+    if config.temperature == 0 and config.remasking != "random" and config.alg != "origin":
+        raise ValueError(
+            f"num_return_sequences={number} with temperature=0 gives {number} times the same text:"
+            " give a temperature above 0"
+        )
+    ids, mask = (rows.repeat_interleave(number, 0) if isinstance(rows, Tensor) else rows for rows in (ids, mask))
+    return ids, mask
+
+
+def row_stops(
+    config: AsrdConfig, criteria: Sequence[Any], request: Request, tokenizer: Any = None
+) -> list[Stop | None]:
+    """What may end each row of a request besides its EOS and its length."""
+    ends = request.rules.eos_ids if request.rules.early_stop else ()
+    stops = []
+    for row, prompt in enumerate(request.prompt):
+        real = prompt if request.attention is None else prompt[request.attention[row, : len(prompt)].bool()]
+        stops.append(new_stop(config.stop_strings, criteria, real, tokenizer, ends, limit=request.asked))
+    return stops
+
+
+def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> AsrdOutput:
     """The result with its counters."""
     generated = rows.tokens[:, request.prompt.shape[1] :]
     ends = torch.zeros_like(generated, dtype=torch.bool)
     for token in request.rules.eos_ids:
         ends |= generated == token
-    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.length)
+    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.asked)
+    for row, stop in enumerate(stops):
+        if stop is not None and stop.kept is not None:
+            first[row] = stop.kept
     drafted, revoked, anchors, edited = rows.counts
     return AsrdOutput(
         sequences=rows.tokens,
@@ -142,8 +194,19 @@ def pack_output(rows: Rows, request: Request) -> AsrdOutput:
         anchors=anchors,
         edited=edited,
         computed=rows.computed,
+        forwards=rows.forwards,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
+        logprobs=_of_text(rows.scores, first) if request.rules.early_stop else rows.scores,
+        stopped_by=[None if stop is None else stop.string for stop in stops],
     )
+
+
+def _of_text(scores: TokenScores | None, first: Tensor) -> TokenScores | None:
+    """The scores of the first tokens of each row, as many as `first` [B] says; those behind become unknown."""
+    if scores is None:
+        return None
+    behind = torch.arange(scores.step.shape[1], device=first.device) >= first[:, None]
+    return TokenScores(*(v.masked_fill(behind, torch.nan if v.is_floating_point() else 0) for v in scores))
 
 
 fast_generate.__signature__ = call_signature(fast_generate)  # type: ignore[attr-defined]

@@ -23,6 +23,19 @@ class Field:
     about: str = ""
 
 
+class DefaultInt(int):
+    """A default that can be told from the same number given by a caller: block-diffusion models have their own."""
+
+
+class DefaultFloat(float):
+    """See `DefaultInt`."""
+
+
+def is_given(value: Any) -> bool:
+    """Whether a caller has chosen the value of a setting whose default a model may replace."""
+    return not isinstance(value, DefaultInt | DefaultFloat)
+
+
 def _integer(low: int, high: float = math.inf) -> Callable[[Any], bool]:
     return lambda v: isinstance(v, Integral) and not isinstance(v, bool) and low <= int(v) <= high
 
@@ -33,6 +46,11 @@ def _real(low: float, high: float = math.inf) -> Callable[[Any], bool]:
 
 def _ids(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and all(_integer(0)(v) for v in value)
+
+
+def _strings(value: Any) -> bool:
+    values = [value] if isinstance(value, str) else value
+    return isinstance(values, list | tuple) and all(isinstance(v, str) and v for v in values)
 
 
 def _choice(default: Any, *options: Any) -> Field:
@@ -55,9 +73,14 @@ FIELDS: dict[str, Field] = {
         256, _integer(1), "an integer of at least 1", "length of the text, and the most forward passes ever used"
     ),
     "block_length": Field(
-        32, _integer(1), "an integer of at least 1", "blocks are decoded from left to right; the last may be shorter"
+        DefaultInt(32),
+        _integer(1),
+        "an integer of at least 1",
+        "blocks are decoded from left to right; the last may be shorter",
     ),
-    "threshold": Field(0.7, _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted"),
+    "threshold": Field(
+        DefaultFloat(0.7), _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted"
+    ),
     "window": Field(
         2,
         _integer(1),
@@ -73,6 +96,31 @@ FIELDS: dict[str, Field] = {
         "a number from 0 to 10000",
         "0 is greedy; above, Gumbel noise keyed by seed, row, position and token",
     ),
+    "top_k": Field(
+        None, _maybe(_integer(0)), "an integer of at least 0, or None", "sample among this many tokens; 0, None: all"
+    ),
+    "top_p": Field(
+        1.0,
+        lambda v: _real(0, 1)(v) and v > 0,
+        "a number above 0, at most 1",
+        "sample among the most probable tokens that together have this probability",
+    ),
+    "min_p": Field(
+        None,
+        _maybe(_real(0, 1)),
+        "a number from 0 to 1, or None",
+        "sample among the tokens of at least this share of the highest probability",
+    ),
+    "repetition_penalty": Field(
+        1.0,
+        _real(0.01, 100),
+        "a number from 0.01 to 100",
+        "logits of tokens that the row has elsewhere are divided by it (negative ones multiplied); 1: none",
+    ),
+    "num_return_sequences": Field(
+        1, _integer(1), "an integer of at least 1", "texts for each prompt, in rows next to each other"
+    ),
+    "logprobs": replace(_switch(False), about="return log-probability, entropy and step of each token"),
     "seed": Field(0, _integer(0, 2**64 - 1), "an integer from 0 to 2**64 - 1", "of the sampling noise"),
     "scope": replace(
         _choice("block", "block", "sequence"),
@@ -151,6 +199,29 @@ FIELDS: dict[str, Field] = {
     "witnesses": Field(8, _integer(1), "an integer of at least 1", "tokens checked per forward pass at most (loo)"),
     "saber_n": Field(2, _integer(1), "an integer of at least 1", "tokens that Saber commits at least per step"),
     "saber_variant": replace(_choice("llada", "llada", "dream"), about="Saber's algorithm for LLaDA or for Dream"),
+    "strategy": replace(
+        _choice(None, None, "static", "dynamic", "sequential", "joint"),
+        about="native decoder of block-diffusion models; None: the model's own",
+    ),
+    "denoising_steps": Field(
+        None,
+        _maybe(_integer(1)),
+        "an integer of at least 1, or None",
+        "steps in which a block's quota is shared out (block-diffusion models); None: one token a step",
+    ),
+    "editing_threshold": Field(
+        0.9, _real(0, 1), "a number from 0 to 1", "a more confident token replaces another (strategy joint)"
+    ),
+    "max_post_steps": Field(
+        16, _integer(0), "an integer of at least 0", "passes over a block without masks at most (strategy joint)"
+    ),
+    "num_to_transfer": Field(
+        1, _integer(1), "an integer of at least 1", "masks filled per step at least (strategy joint)"
+    ),
+    "boundary": replace(
+        _choice("fused", "fused", "merged", "apart"),
+        about="a finished block is checked and stored with the next one's first pass, only stored with it, or apart",
+    ),
     "faithful": replace(_switch(False), about="reproduce a defect of the original where that changes tokens"),
     "mask_token_id": replace(_TOKEN_ID, about="id of the mask; None: the model's own"),
     "pad_token_id": replace(_TOKEN_ID, about="id of padding; None: the model's own"),
@@ -162,6 +233,12 @@ FIELDS: dict[str, Field] = {
         "id or ids of the end of text",
     ),
     "suppress_tokens": Field(None, _maybe(_ids), "a list of token ids, or None", "ids that are never predicted"),
+    "stop_strings": Field(
+        None,
+        _maybe(_strings),
+        "a string that is not empty or a list of them, or None",
+        "the text ends with the token that completes one of them; needs a tokenizer",
+    ),
     "return_dict_in_generate": Field(
         False, lambda v: v is None or isinstance(v, bool), "True or False", "return an AsrdOutput instead of the ids"
     ),
@@ -181,6 +258,12 @@ class Settings(TypedDict, total=False):
     alpha: float
     beta: float
     temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float | None
+    repetition_penalty: float
+    num_return_sequences: int
+    logprobs: bool
     seed: int
     scope: Literal["block", "sequence"]
     revoked_history: Literal["keep", "reset"]
@@ -209,12 +292,19 @@ class Settings(TypedDict, total=False):
     witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
+    strategy: Literal["static", "dynamic", "sequential", "joint"] | None
+    denoising_steps: int | None
+    editing_threshold: float
+    max_post_steps: int
+    num_to_transfer: int
+    boundary: Literal["fused", "merged", "apart"]
     faithful: bool
     mask_token_id: int | None
     pad_token_id: int | None
     eot_token_id: int | None
     eos_token_id: int | Sequence[int] | None
     suppress_tokens: Sequence[int] | None
+    stop_strings: str | Sequence[str] | None
     return_dict_in_generate: bool
     gen_length: int
     mask_id: int

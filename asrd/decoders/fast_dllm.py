@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asrd.config import FIELDS, AsrdConfig
+from asrd.config import FIELDS, AsrdConfig, is_given
 from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
@@ -23,6 +23,7 @@ class FastDllmDecoder(KeptSlots):
     bounds: of the factor rule; None: the threshold rule.
     """
 
+    on_blocks = True
     bounds: Tensor | None = None
 
     def find_slots(self) -> Tensor:
@@ -45,7 +46,7 @@ class FastDllmDecoder(KeptSlots):
 class ThresholdDecoder(FastDllmDecoder):
     """Every mask with confidence of at least the threshold, and in any case the most confident."""
 
-    reads = SHARED | {"threshold"}
+    reads = SHARED | {"threshold", "boundary"}
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
@@ -64,7 +65,7 @@ class FactorDecoder(FastDllmDecoder):
     (an off-by-one of the original that is part of its results).
     """
 
-    reads = SHARED | {"factor"}
+    reads = SHARED | {"factor", "boundary"}
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
@@ -79,7 +80,7 @@ class FactorDecoder(FastDllmDecoder):
 
 def refuse_threshold(config: AsrdConfig) -> None:
     """Raise if a threshold is given to a decoder that drafts by factor."""
-    if config.threshold != FIELDS["threshold"].default:
+    if is_given(config.threshold) and config.threshold != FIELDS["threshold"].default:
         raise ValueError(
             f"threshold={config.threshold} and decoder={config.decoder!r} are two rules for the same choice:"
             " leave threshold out, or use decoder='threshold'"

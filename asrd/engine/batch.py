@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.engine.caches import BlockBody
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
@@ -23,6 +24,8 @@ from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.engine.rows import RowDims, copy_rows, row_dims
+from asrd.engine.scores import TokenScores
+from asrd.engine.stopping import Stop
 from asrd_kernels import new_stats
 
 
@@ -44,6 +47,8 @@ class Rows:
     step: Tensor  # [n] int64, forward passes
     counts: Tensor  # [4, n] int64: commits, revocations, promotions, edits
     computed: Tensor  # [n] int64, positions computed in the forward passes
+    forwards: Tensor  # [n] int64, how many these were: the steps, but on block-diffusion models
+    scores: TokenScores | None = None  # [n, G] each, where they were asked for
 
 
 class Batch:
@@ -53,6 +58,7 @@ class Batch:
     limits     after how many forward passes each row ends in any case; None: those of rows as long as the canvas
     observers  see the state after each step, inspectors also what happens within it; they must not change it
     strict     a row whose logits cannot be read raises; else it ends as not readable
+    stops      what may end each row besides its EOS and its length; they read the tokens in each step
 
     On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
     or a cache without graphs, which reads in each step, it looks at once.
@@ -66,13 +72,17 @@ class Batch:
         limits: Sequence[int] | None = None,
         observers: Sequence[Observer] = (),
         strict: bool = False,
+        stops: Sequence[Stop | None] | None = None,
     ) -> None:
         inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
         self.run = replace(run, mark=mark_all(inspectors)) if inspectors else run
+        if observers and isinstance(run.cache, BlockBody):
+            run.cache.one_step_a_pass()
         self.decoder, self.tags, self.strict = decoder, list(tags), strict
         self.observers, self.inspectors = tuple(observers), inspectors
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
+        self.stops = list(stops or [None] * len(self.tags))
         self.buffers = new_stats(decoder.state, decoder.extra_rows)
         self.dims: RowDims | None = None
 
@@ -120,6 +130,7 @@ class Batch:
         for slot in self.live:
             self.ages[slot] += 1
         ended = self._ended(self.monitor.poll(tuple(self.tags)))
+        ended |= self._stopped(ended)
         for observer in self.observers:
             observer(self.decoder.state)
         over = [slot for slot in self.live if self.ages[slot] >= self.limits[slot] and slot not in ended]
@@ -149,13 +160,34 @@ class Batch:
                     raise unreadable(f"row {tag} of the batch", number // 4)
         return ended
 
+    def _stopped(self, ended_already: dict[int, Ended]) -> dict[int, Ended]:
+        """End the rows whose `Stop` says so, by slot; they may have ended by themselves in the same step."""
+        unreadable_slots = {slot for slot, row in ended_already.items() if not row.readable}
+        slots = [slot for slot in self.live if self.stops[slot] is not None and slot not in unreadable_slots]
+        if not slots:
+            return {}
+        state, here, ended = self.decoder.state, self._index(slots), {}
+        is_open = (state.generated[here] == self.decoder.rules.mask_id) | state.pending[here]
+        settled = torch.where(is_open.any(1), is_open.long().argmax(1), state.lengths[here])
+        numbers = torch.cat([settled[:, None], state.step[here, None], state.generated[here]], dim=1).tolist()
+        for slot, (final, steps, *tokens) in zip(slots, numbers, strict=True):
+            if (kept := self.stops[slot](tokens[:final])) is not None:  # type: ignore[misc]
+                state.generated[slot, kept:] = self.decoder.rules.pad_id
+                ended[slot] = Ended(self.tags[slot], slot, steps)
+        if ended:
+            self._close(list(ended))
+        return ended
+
     # --- rows come and go ---
 
     def read(self, slots: Sequence[int]) -> Rows:
         """What the rows in these slots have become, as copies."""
         state, chosen = self.decoder.state, self._index(slots)
-        computed = self.run.computed(self.decoder)
-        return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen], computed[chosen])
+        computed, forwards, scores = self.run.computed(self.decoder), self.run.forwards(self.decoder), None
+        if self.decoder.scores is not None:
+            scores = TokenScores(*(values[chosen] for values in self.decoder.scores.kept))
+        numbers = (state.step[chosen], state.counts[:, chosen], computed[chosen], forwards[chosen])
+        return Rows(state.tokens[chosen], *numbers, scores)
 
     def put(self, source: Batch, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Move rows of another batch, with the same canvas and settings, to these slots, in place. Rows of a batch
@@ -169,6 +201,7 @@ class Batch:
         self.buffers[0].bad.index_fill_(0, here, False)
         for row, slot in zip(rows, slots, strict=True):
             self.tags[slot], self.ages[slot], self.limits[slot] = source.tags[row], source.ages[row], source.limits[row]
+            self.stops[slot] = source.stops[row]
             source.tags[row] = None
 
     def rebuilt(self, request: Request, rows: Sequence[int], tags: Sequence[Any], limits: Sequence[int]) -> Batch:
@@ -186,12 +219,17 @@ class Batch:
         state, here = self.decoder.state, self._index(slots)
         state.generated.index_fill_(0, here, self.decoder.rules.pad_id)
         state.lengths.index_fill_(0, here, 0)
+        self._close(slots)
+        for slot in slots:
+            self.tags[slot] = None
+
+    def _close(self, slots: Sequence[int]) -> None:
+        """Nothing is open in these slots any more."""
+        state, here = self.decoder.state, self._index(slots)
         state.done.index_fill_(0, here, True)
         for flags in (state.pending, state.guided):
             flags.index_fill_(0, here, False)
         self.decoder.rows_moved()
-        for slot in slots:
-            self.tags[slot] = None
 
     def _index(self, slots: Sequence[int]) -> Tensor:
         return torch.tensor(list(slots), dtype=torch.int64, device=self.decoder.state.tokens.device)
@@ -233,11 +271,15 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
     if ended:
         take(ended)
     order = torch.tensor(tags, device=parts[0].tokens.device).argsort()
+    found = [part.scores for part in parts if part.scores is not None]
+    scores = TokenScores(*(torch.cat(values)[order] for values in zip(*found, strict=True))) if found else None
     return Rows(
         torch.cat([part.tokens for part in parts])[order],
         torch.cat([part.step for part in parts])[order],
         torch.cat([part.counts for part in parts], dim=1)[:, order],
         torch.cat([part.computed for part in parts])[order],
+        torch.cat([part.forwards for part in parts])[order],
+        scores,
     )
 
 

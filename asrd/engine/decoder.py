@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
+from asrd.engine.scores import Scores, new_scores
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, Rules, VocabStats, apply_step, new_state, write_report
@@ -27,7 +28,10 @@ BASELINE_FIELDS = frozenset({
     "steps", "remasking", "alg", "eps", "factor", "threshold_back", "ratio", "max_edits", "witnesses", "saber_n",
     "saber_variant", "faithful",
 })  # fmt: skip
-SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
+BLOCK_FIELDS = frozenset({
+    "strategy", "denoising_steps", "editing_threshold", "max_post_steps", "num_to_transfer", "boundary",
+})  # fmt: skip
+SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS - BLOCK_FIELDS
 
 
 class Selection(NamedTuple):
@@ -49,11 +53,14 @@ class Decoder(ABC):
     extra_stats: tuple[str, ...] = ()  # beyond VocabStats: "margin", "token_prob"; keywords of `commit`
     extra_rows = 0  # of the forward, behind the canvas, whose statistics are columns G, G + 1, ...
     cacheable = True  # a KV cache may stand in for what is outside the active block
+    on_blocks = False  # it can decode with a block-diffusion model
+    edits_embeddings = False  # on such a model: `embed_at` is not clean
     probes = False  # the embeddings of pending tokens are changed in the forward pass that checks them
     capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
 
     rules: Rules
     state: DecodeState
+    scores: Scores | None  # where log-probabilities are asked for
 
     def __init__(self, request: Request, table: Tensor) -> None:
         """Everything of each row as it is before its first step.
@@ -63,7 +70,15 @@ class Decoder(ABC):
         """
         self.request, self.rules, self.table = request, request.rules, table
         precision = torch.promote_types(table.dtype, torch.float32)
-        self.state = new_state(request.prompt, request.length, request.rules, precision, request.lengths)
+        self.state = new_state(
+            request.prompt, request.length, request.rules, precision, request.lengths, request.offsets
+        )
+        self.scores = new_scores(self.state) if request.config.logprobs else None
+
+    @classmethod
+    def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
+        """The class that decodes with this model: this one, unless block-diffusion models have one of their own."""
+        return cls
 
     @classmethod  # noqa: B027 - most have nothing to refuse
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
@@ -103,6 +118,22 @@ class Decoder(ABC):
         overridden; what follows it needs an attention layout."""
         return F.embedding(self.state.tokens, self.table)
 
+    def embed_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """On a block-diffusion model: embeddings [R, BL, D] of the open block of these rows [R], which is in `columns`
+        [R, BL] of the canvas. Clean unless overridden, and then with `edits_embeddings`."""
+        return F.embedding(self.state.tokens[rows[:, None], columns], self.table)
+
+    def checks(self) -> Tensor | None:
+        """[B] bool, on a block-diffusion model: the rows whose coming pass reads no mask, only tokens whose embeddings
+        are probed; if all of them stand, the next block opens with nothing else changed. None: there are none."""
+        return None
+
+    def held(self) -> list[Tensor]:
+        """On a block-diffusion model: what of a row must be restored where a step is made by other rows only, besides
+        what a done row keeps anyway. Flags [B, G] say what is open."""
+        state = self.state
+        return [state.pending, state.guided, state.tokens, state.entropy, state.active, state.done]
+
     def attention_layout(self) -> AttentionLayout | None:
         """Attention layout of the coming forward pass; None: full attention over the canvas."""
         return None
@@ -120,6 +151,10 @@ class Decoder(ABC):
     def witnessed(self) -> Tensor | None:
         """[B, G] bool: the committed tokens that are read at a row that does not see them; None: no token is."""
         return None
+
+    def canvas_position(self, chosen: Selection) -> Tensor:
+        """[N] the generated position that the statistics of each chosen one speak of, G for none."""
+        return chosen.position.clamp(max=self.state.length)
 
     def slots(self) -> Tensor:
         """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""

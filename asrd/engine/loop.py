@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches import CachedBody, copy_lines
+from asrd.engine.caches import BlockBody, CachedBody, copy_lines
 from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.device.gpu import Gpu, find_gpu
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch
+from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, write_report
 
 Observer = Callable[[DecodeState], None]
 Selector = Callable[[Decoder], Selection]
@@ -37,7 +37,9 @@ class Run:
     request: Request
     inputs: dict[str, Any]  # of every forward, besides the embeddings
     select: Selector
-    cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
+    cache: CachedBody | BlockBody | None = (
+        None  # with one, the host reads back how much of each row a forward recomputes
+    )
     gpu: Gpu | None = None  # with one, steps are queued ahead of the device and perhaps captured as a graph
     mark: Callable[[str], None] = no_mark  # is told when a part of a step is over
 
@@ -53,7 +55,11 @@ class Run:
         attention = None if request.attention is None else request.attention.repeat(copies, 1)
         positions = None if request.positions is None else request.positions.repeat(copies, 1)
         inputs = adapter.inputs(attention, positions)
-        cache = CachedBody(adapter, request, inputs, attention, positions) if request.kv_cache else None
+        cache: CachedBody | BlockBody | None = None
+        if request.starts is not None:
+            cache = BlockBody(adapter, request)
+        elif request.kv_cache:
+            cache = CachedBody(adapter, request, inputs, attention, positions)
         device = request.prompt.device
         select = select or (select_wanted if device.type == "cpu" else select_slots)
         return cls(adapter, request, inputs, select, cache, find_gpu(device))
@@ -70,7 +76,11 @@ class Run:
             if isinstance(value, Tensor) and isinstance(source.inputs.get(name), Tensor):
                 copy_lines(source.inputs[name], there, value, here)
         if self.cache is not None and source.cache is not None:
-            self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)
+            self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)  # type: ignore[arg-type]
+
+    def forwards(self, decoder: Decoder) -> Tensor:
+        """[B] int64: forward passes so far; with classifier-free guidance those of one half."""
+        return self.cache.forwards if isinstance(self.cache, BlockBody) else decoder.state.step
 
     def computed(self, decoder: Decoder) -> Tensor:
         """[B] int64: positions computed in the forward passes so far; padding is not counted, and with classifier-free
@@ -94,12 +104,20 @@ def mark_all(inspectors: list[Inspector]) -> Callable[[str], None]:
 
 def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
     """One forward pass and its commit. With `select_slots` all shapes are fixed and the host reads nothing."""
-    embeds = decoder.embed()  # 1. guidance and probe
-    run.mark("embed")
-    layout = decoder.attention_layout()
-    hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
-    run.mark("forward")
-    finish(run, hidden, decoder, buffers)
+    if isinstance(run.cache, BlockBody):
+        run.mark("embed")  # part of the forward, which embeds no more than it needs
+        hidden = run.cache(decoder)
+        run.mark("forward")
+        finish(run, hidden, decoder, buffers)
+        if (ahead := run.cache.ahead(decoder)) is not None:
+            finish_ahead(run, hidden, decoder, buffers, ahead)
+    else:
+        embeds = decoder.embed()  # 1. guidance and probe
+        run.mark("embed")
+        layout = decoder.attention_layout()
+        hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
+        run.mark("forward")
+        finish(run, hidden, decoder, buffers)
 
 
 def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
@@ -108,7 +126,26 @@ def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats
     run.mark("statistics")
     decoder.commit(buffers[1], **asked)  # 3. - 10. verify, draft, revoke, promote
     decoder.report(buffers[1])
+    if decoder.scores is not None:
+        decoder.scores.settle(buffers[1], decoder.state, decoder.rules.mask_id)
     run.mark("commit")
+
+
+def finish_ahead(
+    run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats, VocabStats], rows: Tensor
+) -> None:
+    """A further step of these rows [B] bool, whose forward pass has been done together with the last one; the others
+    stay as they are."""
+    state = decoder.state
+    held = [(values, values.clone()) for values in decoder.held()]
+    for values, _ in held:  # what is done, and has nothing open, does not change but for what is held
+        if values.dtype is torch.bool and values.dim() == 2:
+            values.logical_and_(rows[:, None])
+    state.done.logical_or_(~rows)
+    finish(run, hidden, decoder, buffers)
+    for values, before in held:
+        values.copy_(torch.where(rows if values.dim() == 1 else rows[:, None], values, before))
+    write_report(state, buffers[1])
 
 
 def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:
@@ -125,8 +162,15 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
         return {}
     logits = head(run, hidden, chosen, read_at)
     run.mark("head")
+    if request.shaping is not None:
+        logits = request.shaping(logits, chosen, decoder)
+    if (scores := decoder.scores) is not None:
+        place = decoder.canvas_position(chosen)
+        logprobs = scores.see(logits, row, place, request.readout, decoder.state)
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
+    if scores is not None:
+        scores.decide(logprobs, row, position, place, out, decoder.state)
     return asked
 
 
@@ -146,7 +190,7 @@ def forward(
     """Body of the model on the canvas and what the layout puts behind it; with classifier-free guidance a second half
     follows, its prompts masked. probed: the pending tokens' embeddings are not their own."""
     embeds = with_blind(run, embeds, layout)
-    if run.cache is not None:
+    if isinstance(run.cache, CachedBody):
         return run.cache(embeds, state, layout, probed)
     if layout is None:
         return run.adapter.body(embeds, run.inputs)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 VERSION = 1
+MAX_POSITIONS = 10_000_000  # of all rows: what a header claims takes memory
 
 
 class TraceError(ValueError):
@@ -34,6 +35,8 @@ class Header:
     forwards_per_step: int
     parts: list[str]  # of a step, in the order of its milliseconds
     version: str = ""  # of asrd
+    lengths: list[int] | None = None  # [B] generated positions of each row, padding behind them; None: all of them
+    offsets: list[int] | None = None  # [B] where in a block position 0 is (block-diffusion models); None: at its begin
 
     @property
     def rows(self) -> int:
@@ -83,7 +86,8 @@ def header_of(record: Any) -> Header:
         raise TraceError('there is no header: the first line of a trace begins with {"asrd_trace": ...')
     if record["asrd_trace"] != VERSION:
         raise TraceError(f"asrd_trace={record['asrd_trace']!r}: this version of asrd reads version {VERSION} only")
-    names = [field.name for field in fields(Header)]
+    optional = [name for name in ("lengths", "offsets") if name in record]
+    names = [field.name for field in fields(Header) if field.name not in ("lengths", "offsets")] + optional
     if missing := [name for name in names if name not in record]:
         raise TraceError(f"the header has no {missing[0]!r}")
     header = Header(**{name: record[name] for name in names})
@@ -100,8 +104,14 @@ def header_of(record: Any) -> Header:
             part(value, name)
     if not header.prompt or len({len(row) for row in header.prompt}) != 1:
         raise TraceError("prompt must be one or more lists of ids of one length")
+    if header.rows * header.length > MAX_POSITIONS:
+        raise TraceError(f"{header.rows} rows of {header.length} tokens are more than the {MAX_POSITIONS} of a trace")
     if len(header.padding) != header.rows or max(header.padding) > len(header.prompt[0]):
         raise TraceError(f"padding must be {header.rows} numbers, none of them more than the prompt's length")
+    for name, most in (("lengths", header.length), ("offsets", header.block_length - 1)):
+        values = getattr(header, name)
+        if values is not None and (len(_integers(values, name)) != header.rows or max(values) > most):
+            raise TraceError(f"{name} must be {header.rows} numbers, none of them more than {most}")
     return header
 
 

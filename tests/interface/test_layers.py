@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = (  # from the bottom to the top; parts of one layer may not import each other
     ("asrd_kernels",),
-    ("asrd.settings",),
+    ("asrd.settings", "asrd.files"),
     ("asrd.config", "asrd.output"),
     ("asrd.models",),
     ("asrd.engine",),
@@ -22,6 +22,7 @@ LAYERS = (  # from the bottom to the top; parts of one layer may not import each
     ("asrd.many",),
     ("asrd",),  # the public names
     ("asrd.lab",),
+    ("asrd.eval",),
     ("asrd.cli",),
     ("asrd.__main__",),
 )
