@@ -177,16 +177,21 @@ def check_attention(model: Any) -> Iterator[Finding]:
 
 def check_decoders(patient: Patient) -> Iterator[Finding]:
     """Every decoder on a short text: those that run, and why the others do not."""
-    runs, refused = [], []
+    runs: list[str] = []
+    wrong: list[Finding] = []
+    refused: dict[str, list[str]] = {}  # by reason
     for name in DECODERS:
         try:
             output = fast_generate(patient.model, patient.prompt(SHORT), max_new_tokens=8, decoder=name)
-        except (ValueError, RuntimeError, TypeError) as error:
-            refused.append(Finding("decoders", "warning", f"{name}: {one_line(error)}"))
-            continue
-        if bool((output[:, SHORT:] == patient.ids.mask).any()):
-            refused.append(Finding("decoders", "failed", f"{name}: leaves masks in its text"))
+        except ValueError as error:
+            refused.setdefault(one_line(error).replace(f"decoder={name!r}", "this decoder"), []).append(name)
+        except (RuntimeError, TypeError) as error:
+            wrong.append(Finding("decoders", "failed", f"{name}: {type(error).__name__}: {one_line(error)}"))
         else:
-            runs.append(name)
+            left = bool((output[:, SHORT:] == patient.ids.mask).any())
+            wrong += [Finding("decoders", "failed", f"{name}: leaves masks in its text")] if left else []
+            runs += [] if left else [name]
     yield Finding("decoders", "ok" if runs else "failed", f"run on this model: {', '.join(runs) or 'none'}")
-    yield from refused
+    for reason, names in refused.items():
+        yield Finding("decoders", "ok", f"do not run on it: {', '.join(names)} ({reason})")
+    yield from wrong
