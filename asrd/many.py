@@ -160,8 +160,8 @@ class Engine:
 
         Sampling noise goes by (seed, row_id). A request with a seed of its own has row_id 0, so that its result does
         not depend on when it comes; else row_id is its index, as in a batch. stopping_criteria,
-        logits_processor and allowed as in `fast_generate`. Where the prompt has masks, they are filled in, and the tokens
-        of the result begin at the first of them. Never raises for a bad request: its result says what was wrong.
+        logits_processor and allowed as in `fast_generate`. Where the prompt has masks, they are filled in, and the
+        tokens of the result begin at the first of them. Never raises for a bad request: its result says what was wrong.
         """
         handle = Handle(self._submitted)
         self._submitted += 1
