@@ -48,6 +48,7 @@ class Request:
     width: int = 0  # of the logits
     shaping: Shaping | None = None  # what is done to logits before statistics; None: nothing
     starts: Tensor | None = None  # [B] int64, real tokens of each prompt, on block-diffusion models
+    native: str = ""  # whose decoder is native to such a model: "sdar", "llada2", "llada21"
 
     @property
     def asked(self) -> int:
@@ -156,6 +157,7 @@ def prepare(
         lengths=lengths,
         starts=starts,
         given=given,
+        native="" if starts is None else adapter.native,
     )
 
 
