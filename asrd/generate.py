@@ -142,9 +142,8 @@ class _Call:
             raise ValueError("the rows have their first masks in different columns: trace them one by one")
         keys = torch.arange(len(ids)) if row_ids is None else torch.as_tensor(row_ids)
         parts, order = [], []
-        for first in sorted(set(firsts)):
+        for first, own in [(first, config_of_part(config, ids.shape[1], first)) for first in sorted(set(firsts))]:
             rows = [row for row, column in enumerate(firsts) if column == first]
-            own = config_of_part(config, ids.shape[1], first)
             chosen_mask = None if mask is None else mask[rows]
             parts.append(self.decode(own, ids[rows], chosen_mask, keys[rows], first, rows))
             order += rows
