@@ -128,6 +128,8 @@ def log_once(message: str) -> None:
 def refuse_extras(injected: dict[str, Any]) -> None:
     """Accept what transformers always injects; refuse what would silently have no effect."""
     cache = injected.get("past_key_values")
+    if cache is not None and not hasattr(cache, "get_seq_length"):
+        raise ValueError(f"past_key_values={cache!r}: diffusion decoding starts from the whole prompt; leave it out")
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError("past_key_values is not empty: diffusion decoding starts from the whole prompt; leave it out")
 
@@ -143,6 +145,18 @@ def own_criteria(stopping_criteria: Any) -> list[Callable[..., Any]]:
             f"stopping_criteria={stopping_criteria!r}: give callables (ids, scores) -> bool, as transformers has them"
         )
     return [item for item in stopping_criteria if type(item).__name__ not in _OWN_CRITERIA]
+
+
+def check_helpers(streamer: Any, tokenizer: Any, observers: Any, max_length: Any) -> None:
+    """Raise ValueError if one of these is something else than it is to be."""
+    if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
+        raise ValueError(f"streamer={streamer!r}: expected an object with put and end, such as a TextStreamer")
+    if isinstance(tokenizer, str | bytes | int | float):
+        raise ValueError(f"tokenizer={tokenizer!r}: expected a tokenizer, as asrd.load returns it")
+    if not isinstance(observers, list | tuple) or not all(map(callable, observers)):
+        raise ValueError(f"observers={observers!r}: expected a list of callables")
+    if max_length is not None and (not isinstance(max_length, int) or isinstance(max_length, bool)):
+        raise ValueError(f"max_length={max_length!r}: expected an integer, of prompt and text together")
 
 
 def refuse_lost_streamer() -> None:
@@ -163,6 +177,10 @@ def refuse_positions(given: Tensor | None, request: Request) -> None:
     """Position ids follow from the attention mask; others are refused."""
     if given is None:
         return
+    if not isinstance(given, Tensor):
+        raise ValueError(
+            f"position_ids={given!r}: expected a tensor; they follow from the attention mask, leave them out"
+        )
     batch, width = request.prompt.shape
     every = torch.arange(width + request.length, device=request.prompt.device)
     own, width = every if request.positions is None else request.positions, given.shape[-1]

@@ -180,6 +180,8 @@ def own_processors(processors: Any, config: AsrdConfig) -> list[Processor]:
     One that transformers has made of a setting is left out, for the setting holds. A class that is not transformers'
     says by `per_position = True` that it looks at the logits of one position alone.
     """
+    if not isinstance(processors, list | tuple | None):
+        raise ValueError(f"logits_processor={processors!r}: expected a list of them")
     found = []
     for processor in processors or ():
         name = type(processor).__name__
