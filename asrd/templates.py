@@ -123,7 +123,7 @@ def choose(
         blanks = len(BLANK.findall(template))
         if blanks != 1:
             raise ValueError(f"template={template!r} has {blanks} blanks: choose reads one")
-        sized = BLANK.sub(lambda _, length=length: f"{{choice:{length}}}", template)
+        sized = BLANK.sub(f"{{choice:{length}}}", template)
         ids, (slot,), _ = encode_template(model, tokenizer, sized, prompt, None, settings)
         logprobs = read_logprobs(adapter, config, tokenizer, ids)[0, slot.columns.start : slot.columns.stop]
         for choice, tokens in written.items():
