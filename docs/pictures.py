@@ -22,7 +22,11 @@ ASRD = [sys.executable, "-c", "import sys; from asrd.cli import main; sys.exit(m
 HEAD_TO_HEAD = "python -m benchmarks.head_to_head --n 200 --out {work}/head-to-head"
 PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
     "viewer": ("python -m benchmarks.trace.screenshot --tick 11 --out {docs}/viewer.png", "{docs}/viewer.png"),
-    "frontier": ("python -m asrd.lab.compare.frontier {docs}/data/frontier-*.csv --out {docs}", "{docs}/frontier.png"),
+    "frontier": (
+        "python -m asrd.lab.compare.frontier {docs}/data/frontier-tiny.csv {docs}/data/frontier-tiny-plain.csv"
+        " {docs}/data/frontier-tiny-shift.csv --out {docs}",
+        "{docs}/frontier.png",
+    ),
     "compare-tiny": (
         "asrd compare --n 256 --batch-size 64 --sweep threshold=0.5,0.6,0.7,0.8,0.9 --out {work}/compare-tiny",
         "{work}/compare-tiny/results.png",
