@@ -7,7 +7,6 @@ measure in build/pictures and resume there. Times (growth-length, growth-batch, 
 from __future__ import annotations
 
 import argparse
-import glob
 import os
 import shlex
 import shutil
@@ -42,9 +41,8 @@ PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
 
 
 def command_of(name: str) -> list[str]:
-    """The words of a picture's command; a name of files with * is replaced by the files."""
-    words = shlex.split(PICTURES[name][0].format(work=WORK.relative_to(ROOT), docs=DOCS.relative_to(ROOT)))
-    return [found for word in words for found in (sorted(glob.glob(word, root_dir=ROOT)) if "*" in word else [word])]
+    """The words of a picture's command."""
+    return shlex.split(PICTURES[name][0].format(work=WORK.relative_to(ROOT), docs=DOCS.relative_to(ROOT)))
 
 
 def make(name: str) -> None:

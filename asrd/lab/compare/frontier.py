@@ -223,7 +223,7 @@ def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
     if len(models) > 1:
         about = (
-            "Ours against each setting of the others that takes as many passes or more, on the problems of all models."
+            "Ours against each setting of the others that takes as many passes or more, on all problems of all models."
         )
         parts += ["## All models together", about, _pooled_table(models)]
     return "\n\n".join([*parts, "## AUP", _aup_table(models)]) + "\n"
