@@ -233,6 +233,9 @@ def _check_compare(arguments: argparse.Namespace) -> None:
         if out.suffix != ".png":
             raise ValueError(f"--out {out}: with --from, expected a file that ends in .png")
         check_file(out, "--out")
+        for file in arguments.source:
+            if not file.is_file():
+                raise ValueError(f"--from {file}: there is no such file")
         return
     at_least(arguments, n=1, seeds=1, batch_size=1, first=0)
     for name, value in (parse_setting(item) for item in arguments.set):
