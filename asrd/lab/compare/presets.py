@@ -115,9 +115,10 @@ PRESETS: dict[str, tuple[Table, ...]] = {
               common={"kv_cache": "dual"}, axes=None),
     ),
     "frontier-core": (
-        Table("frontier", "The settings of `frontier` that decide most, dual cache",
+        Table("frontier-core", "The settings of `frontier` that decide most, dual cache",
               (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),
-               Part(("threshold", "asrd"), {"threshold": (0.6, 0.9)}), Part(("wino",), {"threshold": (0.6,)})),
+               Part(("threshold", "asrd"), {"threshold": (0.6, 0.9)}),
+               Part(("wino",), {"threshold": (0.6,)}), STANDARD),
               common={"kv_cache": "dual"}, axes=None),
     ),
 }  # fmt: skip
