@@ -9,11 +9,14 @@ length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from asrd_kernels.arrays import host_view
 
 NO_ENTROPY = -1.0  # entropies are never negative
 
@@ -71,6 +74,14 @@ class DecodeState:
     report: Tensor  # [B] int64, for the host: 4 x forward passes, + 2 if a wanted position was unreadable, + 1 if done
     positions: Tensor  # [G] int64, constant: 0, 1, 2, ...
     block_of: Tensor  # [G] int64, constant: the block of each position
+
+    @cached_property
+    def arrays(self) -> DecodeState:
+        """The same memory as numpy arrays, where it is the host's."""
+        return host_view(self)
+
+    def __getstate__(self) -> dict[str, Tensor]:
+        return {part.name: getattr(self, part.name) for part in fields(self)}  # a copy has arrays of its own
 
     @property
     def drafted(self) -> Tensor:

@@ -19,7 +19,6 @@ class KeptSlots(Decoder):
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
-        self.impl = request.impl
         self._selection: Selection | None = None
         self._slots: Slots | None = None
 

@@ -70,6 +70,7 @@ class Batch:
         inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
         self.run = replace(run, mark=mark_all(inspectors)) if inspectors else run
         self.decoder, self.tags, self.strict = decoder, list(tags), strict
+        decoder.on_host = run.on_host
         self.observers, self.inspectors = tuple(observers), inspectors
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far

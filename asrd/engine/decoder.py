@@ -16,7 +16,7 @@ from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import DecodeState, Rules, VocabStats, apply_step, new_state, write_report
+from asrd_kernels import DecodeState, Impl, Rules, VocabStats, dispatch, new_state
 from asrd_kernels.philox import random_bits
 
 ASRD_FIELDS = frozenset({
@@ -50,6 +50,7 @@ class Decoder(ABC):
     extra_rows = 0  # of the forward, behind the canvas, whose statistics are columns G, G + 1, ...
     cacheable = True  # a KV cache may stand in for what is outside the active block
     probes = False  # the embeddings of pending tokens are changed in the forward pass that checks them
+    on_host = False  # the host may look at its tensors at any time: they are in its memory, and no step is recorded
     capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
 
     rules: Rules
@@ -95,6 +96,11 @@ class Decoder(ABC):
 
     def rows_moved(self) -> None:  # noqa: B027 - most derive everything when asked
         """Rows of the state have been replaced: bring up to date, in place, what was derived from them."""
+
+    @property
+    def impl(self) -> Impl:
+        """By which implementation its operations run."""
+        return "numpy" if self.on_host and self.request.impl == "torch" else self.request.impl
 
     # --- before a forward pass ---
 
@@ -143,7 +149,7 @@ class Decoder(ABC):
 
     def report(self, stats: VocabStats) -> None:
         """After `commit`: write to `state.report` what the host is to learn of the step."""
-        write_report(self.state, stats)
+        dispatch.write_report(self.state, stats, self.impl)
 
     # --- for use in `commit` ---
 
@@ -151,6 +157,12 @@ class Decoder(ABC):
     def masked(self) -> Tensor:
         """[B, G] bool: the masks."""
         return self.state.generated == self.rules.mask_id
+
+    @property
+    def active_masks(self) -> Tensor:
+        """[B, G] bool: the masks of the active block."""
+        guided = self.state.guided
+        return guided if self.rules.scope == "block" else guided & self.in_active_block
 
     @property
     def in_active_block(self) -> Tensor:
@@ -171,7 +183,7 @@ class Decoder(ABC):
         are streamed as drafts and no text ends with them; a row without masks is done nevertheless. edited: tokens that
         `top1` replaces in place. Everything is [B, G]; done rows do not change.
         """
-        apply_step(self.state, self.rules, top1, drafted, revoked, provisional, edited)
+        dispatch.apply_step(self.state, self.rules, top1, drafted, revoked, provisional, edited, self.impl)
 
     def random_bits_per_step(self) -> Tensor:
         """[B, G] int64, 32 random bits for each position and step, independent of the batch."""
