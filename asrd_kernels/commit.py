@@ -12,10 +12,13 @@ from asrd_kernels.arrays import Array, columns, namespace, perhaps, put_along, t
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats, fill_slots
 
 
-def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None) -> None:
+def commit_torch(
+    state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, quota: Array | None = None
+) -> None:
     """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise the slots, if given.
 
-    State and statistics may also be those of `host_view`, then without slots.
+    quota [B] int64: how many masks are drafted at least, where there are so many; None: one. State, statistics and
+    quota may also be those of `host_view`, then without slots.
     """
     lengths, tokens, guided = state.lengths[:, None], state.generated, state.guided
     top1, confidence, entropy, _ = stats
@@ -29,7 +32,7 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slo
     failed = state.pending & (top1 != tokens)
     # 4. Draft
     confident = active & (confidence > rules.threshold)
-    drafted = with_best(confident, active, confidence)
+    drafted = with_best(confident, active, confidence, quota)
     # 5. Revoke what the budget can pay for
     masked = (tokens == rules.mask_id) & ~drafted
     revoked = failed
@@ -71,8 +74,11 @@ def write_report(state: DecodeState, stats: VocabStats) -> None:
     state.report[...] = 4 * state.step + 2 * stats.bad.any(1) + state.done
 
 
-def with_best(chosen: Array, active: Array, confidence: Array) -> Array:
-    """`chosen` and, so that there is progress, the most confident active position (the lowest of equals), if any."""
+def with_best(chosen: Array, active: Array, confidence: Array, quota: Array | None = None) -> Array:
+    """`chosen` and, so that there is progress, the most confident active position (the lowest of equals), if any; or
+    with a quota [B] that many of them."""
+    if quota is not None:
+        return chosen | (active & (ranks(confidence, active, largest=True) < quota[:, None]))
     best = where(active, confidence, -1.0).argmax(1)[:, None]
     return chosen | (active & (columns(active, active.shape[1]) == best))  # if nothing is active, best is not
 
@@ -158,9 +164,12 @@ def _append(state: DecodeState, anchors: Array, capacity: int) -> None:
 
 
 def _aim(state: DecodeState, masked: Array, rules: Rules) -> None:
-    """The leftmost block with a mask becomes active, its masks (in scope "sequence" all masks) guided."""
-    leftmost = masked.view(namespace(masked).uint8).argmax(1)
-    state.active[...] = where(masked.any(1), state.block_of[leftmost], state.active)
+    """The leftmost block with a mask (with `one_block`, or a pending token) becomes active, its masks (in scope
+    "sequence" all masks) guided."""
+    still_open = masked | state.pending if rules.one_block else masked
+    leftmost = still_open.view(namespace(masked).uint8).argmax(1)
+    block = (leftmost + state.offsets) // rules.block_length
+    state.active[...] = where(still_open.any(1), block, state.active)
     if rules.scope == "sequence":
         state.guided[...] = masked
     else:
