@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.engine.caches import CachedBody
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
@@ -22,7 +23,7 @@ from asrd.engine.device.graph import Graphs, new_graphs
 from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
-from asrd.engine.rows import RowDims, copy_rows, row_dims
+from asrd.engine.rows import RowDims, copy_rows, row_dims, tensors
 from asrd.engine.stopping import Stop
 from asrd_kernels import new_stats
 
@@ -111,6 +112,16 @@ class Batch:
     def free(self) -> list[int]:
         """The slots that hold none."""
         return [slot for slot, tag in enumerate(self.tags) if tag is None]
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that it holds: state, statistics, K/V and recorded graphs."""
+        kept = [*tensors(self.decoder).values(), *self.buffers[0], *tensors(self.run.request).values()]
+        own = {tensor.data_ptr(): tensor.nbytes for tensor in kept if tensor is not self.decoder.table}
+        cache, graphs = self.run.cache, self.graphs
+        return (
+            sum(own.values()) + (cache.bytes if isinstance(cache, CachedBody) else 0) + (graphs.bytes if graphs else 0)
+        )
 
     @property
     def padded(self) -> bool:

@@ -105,6 +105,12 @@ class CanvasCache(Cache):
         self.window.total, self.window.rows, self.window.columns = total, rows, columns
         self.window.extra = extra
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the K/V."""
+        stored = [values for layer in self.layers for values in (layer.keys, layer.values) if values is not None]
+        return sum(values.nbytes for values in stored)
+
     def put(self, source: CanvasCache, rows: Tensor, slots: Tensor, size: int) -> None:
         """Take over rows of another cache, if it has any yet; this one has `size` of them."""
         for number, layer in enumerate(source.layers):
