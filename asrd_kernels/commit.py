@@ -125,7 +125,7 @@ def apply_step(
     masked = tokens == rules.mask_id
     pending = zeros_like(masked)
     if provisional is not None:
-        pending = provisional & ~masked & masked.any(1)[:, None]
+        pending = provisional & state.inside & ~masked & masked.any(1)[:, None]
     finish_step(state, masked, pending, rules)
 
 

@@ -57,7 +57,7 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     confidence = total.reciprocal() if confidence is None else confidence / total
     if readout.unconfident is not None:
         confidence.masked_fill_((top1 == readout.unconfident).any(1, keepdim=True), 0.0)
-    entropy = (rest.log1p_() - slope.div_(total)).clamp_(min=0.0)
+    entropy = torch.addcdiv(rest.log1p_(), slope, total, value=-1).clamp_(min=0.0)
     values = torch.cat([confidence, entropy], dim=1).masked_fill_(bad, 0.0)
     out.top1.index_put_((row, position), top1.masked_fill(bad, 0).squeeze(1))
     out.confidence.index_put_((row, position), values[:, 0])

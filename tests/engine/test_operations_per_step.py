@@ -48,17 +48,17 @@ class ByPart(Inspector):
 
 
 def count_steps(**settings: Any) -> list[Counter[str]]:
-    """The operations of each step of a decode of two rows with anchors and pending tokens."""
+    """The operations of each step but the first of a decode of two rows with anchors and pending tokens."""
     with Operations() as operations:
         parts = ByPart(operations)
         call = {"max_new_tokens": 16, "block_length": 8, "early_stop": False} | settings
         asrd.fast_generate(make_llama(1), torch.tensor([[2, 3, 4], [5, 4, 3]]), observers=[parts], **call)
-    assert len(parts.steps) > 4
-    return parts.steps
+    assert len(parts.steps) > 2
+    return parts.steps[1:]  # the first one also makes the arrays
 
 
 @pytest.mark.parametrize(
-    "settings", [{"decoder": "standard"}, {"decoder": "threshold", "threshold": 0.2}, {"threshold": 0.2}]
+    "settings", [{"decoder": "standard"}, {"decoder": "threshold", "threshold": 0.6}, {"threshold": 0.6}]
 )
 def test_a_step_takes_at_most_70_operations_besides_model_and_lm_head(settings: dict[str, Any]) -> None:
     for parts in count_steps(**settings):
