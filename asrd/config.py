@@ -33,6 +33,7 @@ class AsrdConfig(GenerationConfig):
     alpha: float
     beta: float
     seed: int
+    logprobs: bool
     scope: Literal["block", "sequence"]
     revoked_history: Literal["keep", "reset"]
     anchor_eos: bool

@@ -96,6 +96,31 @@ FIELDS: dict[str, Field] = {
         "a number from 0 to 10000",
         "0 is greedy; above, Gumbel noise keyed by seed, row, position and token",
     ),
+    "top_k": Field(
+        None, _maybe(_integer(0)), "an integer of at least 0, or None", "sample among this many tokens; 0, None: all"
+    ),
+    "top_p": Field(
+        1.0,
+        lambda v: _real(0, 1)(v) and v > 0,
+        "a number above 0, at most 1",
+        "sample among the most probable tokens that together have this probability",
+    ),
+    "min_p": Field(
+        None,
+        _maybe(_real(0, 1)),
+        "a number from 0 to 1, or None",
+        "sample among the tokens of at least this share of the highest probability",
+    ),
+    "repetition_penalty": Field(
+        1.0,
+        _real(0.01, 100),
+        "a number from 0.01 to 100",
+        "logits of tokens that the row has elsewhere are divided by it (negative ones multiplied); 1: none",
+    ),
+    "num_return_sequences": Field(
+        1, _integer(1), "an integer of at least 1", "texts for each prompt, in rows next to each other"
+    ),
+    "logprobs": replace(_switch(False), about="return log-probability, entropy and step of each token"),
     "seed": Field(0, _integer(0, 2**64 - 1), "an integer from 0 to 2**64 - 1", "of the sampling noise"),
     "scope": replace(
         _choice("block", "block", "sequence"),
@@ -210,6 +235,12 @@ class Settings(TypedDict, total=False):
     alpha: float
     beta: float
     temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float | None
+    repetition_penalty: float
+    num_return_sequences: int
+    logprobs: bool
     seed: int
     scope: Literal["block", "sequence"]
     revoked_history: Literal["keep", "reset"]

@@ -7,6 +7,7 @@ vocab_stats   logits -> top-1, confidence, entropy
 fused_head    hidden states and the LM head's weight -> the same; head_cost says when it is worth it
 extra_stats   logits -> what only some decoders ask for
 leave_one_out attention of a few rows behind the canvas, each without a few keys
+sampling      which tokens may be sampled: top-k, top-p, min-p
 commit        statistics -> the next state, in place
 draft_commit  the same for decoders that only draft (threshold, factor) or edit in place (loo)
 philox        counter-based noise

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
+from asrd.engine.scores import Scores, new_scores
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, Impl, Rules, VocabStats, dispatch, new_state
@@ -57,6 +58,7 @@ class Decoder(ABC):
 
     rules: Rules
     state: DecodeState
+    scores: Scores | None  # where log-probabilities are asked for
 
     def __init__(self, request: Request, table: Tensor) -> None:
         """Everything of each row as it is before its first step.
@@ -69,6 +71,7 @@ class Decoder(ABC):
         self.state = new_state(
             request.prompt, request.length, request.rules, precision, request.lengths, request.offsets
         )
+        self.scores = new_scores(self.state) if request.config.logprobs else None
 
     @classmethod
     def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
@@ -142,6 +145,10 @@ class Decoder(ABC):
     def witnessed(self) -> Tensor | None:
         """[B, G] bool: the committed tokens that are read at a row that does not see them; None: no token is."""
         return None
+
+    def canvas_position(self, chosen: Selection) -> Tensor:
+        """[N] the generated position that the statistics of each chosen one speak of, G for none."""
+        return chosen.position.clamp(max=self.state.length)
 
     def slots(self) -> Tensor:
         """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""

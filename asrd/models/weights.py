@@ -75,6 +75,8 @@ def load(
         _warn_of_size(model)
         return model, tokenizer
     model = _load_planned(source, translate(raw), hub, {"attn_implementation": "sdpa", **arguments})
+    if isinstance(generation.get("max_new_tokens"), int):
+        model.generation_config.max_new_tokens = generation["max_new_tokens"]
     if attn_implementation == "auto" and flash_is_usable(model):
         _try_flash(model)
     _warn_of_size(model)

@@ -18,6 +18,7 @@ from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
 from asrd.lab.tiny.model import Shape, TinyModel
 from asrd.lab.tiny.tokenizer import save_tokenizer
 
+RESPONSE = 96  # tokens of a hard problem's response
 QWEN_NAMES = (  # LLaDA's name (a pattern), and Dream's and SDAR's
     (r"^model\.transformer\.wte\.", "model.embed_tokens."),
     (r"^model\.transformer\.ln_f\.", "model.norm."),
@@ -119,6 +120,7 @@ def export(model: TinyModel, folder: Path, training: dict[str, Any]) -> None:
     (folder / "model.safetensors").chmod(0o644)
     config = dream_config(shape) if shape.shift else sdar_config(shape) if shape.block else llada_config(shape)
     _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"max_new_tokens": RESPONSE})
     _write_json(folder / "training.json", training)
     save_tokenizer(folder)
 
