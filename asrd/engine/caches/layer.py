@@ -108,8 +108,10 @@ class CanvasCache(Cache):
     @property
     def bytes(self) -> int:
         """Memory of the K/V."""
-        stored = [values for layer in self.layers for values in (layer.keys, layer.values) if values is not None]
-        return sum(values.nbytes for values in stored)
+        stored = [
+            part for layer in self.layers for part in (getattr(layer, "keys", None), getattr(layer, "values", None))
+        ]
+        return sum(part.nbytes for part in stored if part is not None)
 
     def put(self, source: CanvasCache, rows: Tensor, slots: Tensor, size: int) -> None:
         """Take over rows of another cache, if it has any yet; this one has `size` of them."""
