@@ -61,6 +61,12 @@ class AsrdConfig(GenerationConfig):
     witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
+    strategy: Literal["static", "dynamic", "sequential", "joint"] | None
+    denoising_steps: int | None
+    editing_threshold: float
+    max_post_steps: int
+    num_to_transfer: int
+    boundary: Literal["fused", "merged", "apart"]
     faithful: bool
     mask_token_id: int | None
     eot_token_id: int | None

@@ -26,7 +26,7 @@ from asrd.arguments import (
 from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.batch import Batch, Rows, decode
-from asrd.engine.caches import require_cache, settle_blocks
+from asrd.engine.caches import refuse_block_settings, require_cache, settle_blocks
 from asrd.engine.device.gpu import current
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.loop import Observer, Run
@@ -138,6 +138,8 @@ def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
     chosen = find_decoder(config.decoder).variant(config, adapter)
     if adapter.block_length is not None:
         settle_blocks(adapter, config, chosen)
+    else:
+        refuse_block_settings(adapter, config)
     chosen.check(config, adapter)
     if config.kv_cache is not None:
         require_cache(adapter, config, chosen)

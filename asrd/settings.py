@@ -199,6 +199,29 @@ FIELDS: dict[str, Field] = {
     "witnesses": Field(8, _integer(1), "an integer of at least 1", "tokens checked per forward pass at most (loo)"),
     "saber_n": Field(2, _integer(1), "an integer of at least 1", "tokens that Saber commits at least per step"),
     "saber_variant": replace(_choice("llada", "llada", "dream"), about="Saber's algorithm for LLaDA or for Dream"),
+    "strategy": replace(
+        _choice(None, None, "static", "dynamic", "sequential", "joint"),
+        about="native decoder of block-diffusion models; None: the model's own",
+    ),
+    "denoising_steps": Field(
+        None,
+        _maybe(_integer(1)),
+        "an integer of at least 1, or None",
+        "steps in which a block's quota is shared out (block-diffusion models); None: one token a step",
+    ),
+    "editing_threshold": Field(
+        0.9, _real(0, 1), "a number from 0 to 1", "a more confident token replaces another (strategy joint)"
+    ),
+    "max_post_steps": Field(
+        16, _integer(0), "an integer of at least 0", "passes over a block without masks at most (strategy joint)"
+    ),
+    "num_to_transfer": Field(
+        1, _integer(1), "an integer of at least 1", "masks filled per step at least (strategy joint)"
+    ),
+    "boundary": replace(
+        _choice("fused", "fused", "merged", "apart"),
+        about="a finished block is checked and stored with the next one's first pass, only stored with it, or apart",
+    ),
     "faithful": replace(_switch(False), about="reproduce a defect of the original where that changes tokens"),
     "mask_token_id": replace(_TOKEN_ID, about="id of the mask; None: the model's own"),
     "pad_token_id": replace(_TOKEN_ID, about="id of padding; None: the model's own"),
@@ -269,6 +292,12 @@ class Settings(TypedDict, total=False):
     witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
+    strategy: Literal["static", "dynamic", "sequential", "joint"] | None
+    denoising_steps: int | None
+    editing_threshold: float
+    max_post_steps: int
+    num_to_transfer: int
+    boundary: Literal["fused", "merged", "apart"]
     faithful: bool
     mask_token_id: int | None
     pad_token_id: int | None

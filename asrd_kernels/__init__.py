@@ -10,6 +10,7 @@ leave_one_out attention of a few rows behind the canvas, each without a few keys
 sampling      which tokens may be sampled: top-k, top-p, min-p
 commit        statistics -> the next state, in place
 draft_commit  the same for decoders that only draft (threshold, factor) or edit in place (loo)
+joint_commit  the same for models that fill masks and edit tokens at once (LLaDA2.1)
 philox        counter-based noise
 compiler      what a Triton launch asks of the compiler; precise: exact division, ln(1 + x)
 dispatch      the operations, and which implementation of each runs; *_triton are the kernels
@@ -28,6 +29,7 @@ from asrd_kernels.draft_commit import (
 )
 from asrd_kernels.extra_stats import extra_stats_torch
 from asrd_kernels.fused_head import HEAD_DTYPES
+from asrd_kernels.joint_commit import Joint, joint_commit_torch, new_joint
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import (
     NO_ENTROPY,
@@ -49,6 +51,7 @@ __all__ = [
     "NO_ENTROPY",
     "DecodeState",
     "Impl",
+    "Joint",
     "Readout",
     "Rules",
     "Slots",
@@ -64,8 +67,10 @@ __all__ = [
     "fill_active_slots",
     "fill_slots",
     "finish_step",
+    "joint_commit_torch",
     "leave_one_out_attention_torch",
     "new_active_slots",
+    "new_joint",
     "new_slots",
     "new_state",
     "new_stats",

@@ -28,7 +28,10 @@ BASELINE_FIELDS = frozenset({
     "steps", "remasking", "alg", "eps", "factor", "threshold_back", "ratio", "max_edits", "witnesses", "saber_n",
     "saber_variant", "faithful",
 })  # fmt: skip
-SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
+BLOCK_FIELDS = frozenset({
+    "strategy", "denoising_steps", "editing_threshold", "max_post_steps", "num_to_transfer", "boundary",
+})  # fmt: skip
+SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS - BLOCK_FIELDS
 
 
 class Selection(NamedTuple):
@@ -127,6 +130,11 @@ class Decoder(ABC):
         """On a block-diffusion model: embeddings [R, BL, D] of the open block of these rows [R], which is in `columns`
         [R, BL] of the canvas. Clean unless overridden, and then with `edits_embeddings`."""
         return F.embedding(self.state.tokens[rows[:, None], columns], self.table)
+
+    def checks(self) -> Tensor | None:
+        """[B] bool, on a block-diffusion model: the rows whose coming pass reads no mask, only tokens whose embeddings
+        are probed; if all of them stand, the next block opens with nothing else changed. None: there are none."""
+        return None
 
     def attention_layout(self) -> AttentionLayout | None:
         """Attention layout of the coming forward pass; None: full attention over the canvas."""

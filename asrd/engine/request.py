@@ -44,6 +44,7 @@ class Request:
     lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
     shaping: Shaping | None = None  # what is done to logits before statistics; None: nothing
     starts: Tensor | None = None  # [B] int64, real tokens of each prompt, on block-diffusion models
+    native: str = ""  # whose decoder is native to such a model: "sdar", "llada2", "llada21"
 
     @property
     def asked(self) -> int:
@@ -140,6 +141,7 @@ def prepare(
         kv_refresh=config.kv_refresh,
         lengths=lengths,
         starts=starts,
+        native="" if starts is None else adapter.native,
     )
 
 

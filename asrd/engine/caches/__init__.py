@@ -15,7 +15,7 @@ block_layer  these K/V, in one buffer a layer
 block_support  which models, decoders and settings can be used there
 """
 
-from asrd.engine.caches.block_support import settle_blocks
+from asrd.engine.caches.block_support import refuse_block_settings, settle_blocks
 from asrd.engine.caches.blocks import BlockBody
 from asrd.engine.caches.body import CachedBody
 from asrd.engine.caches.fixed import FixedForwards, Part, plan
@@ -34,6 +34,7 @@ __all__ = [
     "Schedule",
     "copy_lines",
     "plan",
+    "refuse_block_settings",
     "require_cache",
     "settle_blocks",
 ]
