@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asrd_kernels.arrays import Array, columns, namespace, where
+from asrd_kernels.arrays import Array, as_floats, columns, namespace, where
 from asrd_kernels.philox import gaussian, uniform_token
 from asrd_kernels.state import DecodeState, Rules
 
@@ -27,7 +27,7 @@ def centroid(
     cached = (arrays or state).anchors.clip(max=rules.capacity)[:, None]
     if rules.capacity == 0:
         return torch.zeros(len(cached), 1, table.shape[1], dtype=dtype, device=table.device), cached > 0
-    filled = torch.as_tensor(columns(cached, rules.capacity) < cached).to(dtype)
+    filled = torch.as_tensor(as_floats(columns(cached, rules.capacity) < cached, (arrays or state).entropy))
     anchors = F.embedding(state.generated.gather(1, state.ring[:, : rules.capacity]), table).to(dtype)
     return filled[:, None] @ anchors / torch.as_tensor(cached.clip(min=1))[..., None], cached > 0
 
@@ -75,7 +75,7 @@ def anchor_embed_torch(
         probe = _random_probe(state, table, rules, row_ids, seeds, clean, center)
         text.copy_(torch.where(probed, clean + rules.beta * probe, edited))
     else:
-        torch.addcmul(edited, add[..., None], center, out=text)
+        text.copy_(edited.addcmul_(add[..., None], center))
     return embeds
 
 

@@ -50,6 +50,11 @@ def falses(like: Array, width: int) -> Array:
     )
 
 
+def as_floats(mask: Array, like: Array) -> Array:
+    """1 where it holds, else 0, in the dtype of `like`."""
+    return mask.to(like.dtype) if isinstance(mask, Tensor) else mask.astype(like.dtype)
+
+
 def perhaps(condition: Array) -> bool:
     """False if the host can see that the condition holds nowhere; of a tensor it never looks."""
     return isinstance(condition, Tensor) or bool(condition.any())
