@@ -20,7 +20,7 @@ def commit_torch(
     quota [B] int64: how many masks are drafted at least, where there are so many; None: one. State, statistics and
     quota may also be those of `host_view`, then without slots.
     """
-    lengths, tokens, guided = state.lengths[:, None], state.generated, state.guided
+    budget, tokens, guided = state.budget[:, None], state.generated, state.guided
     top1, confidence, entropy, _ = stats
     step = state.step[:, None]
     step += ~state.done[:, None]
@@ -37,7 +37,7 @@ def commit_torch(
     masked = (tokens == rules.mask_id) & ~drafted
     revoked = failed
     if perhaps(failed):
-        revoked = failed & (failed.cumsum(1) <= lengths - step - masked.sum(1)[:, None])
+        revoked = failed & (failed.cumsum(1) <= budget - step - masked.sum(1)[:, None])
     tokens[...] = where(revoked, rules.mask_id, where(drafted, top1, tokens))
     # 6. History
     state.run[...] = where(guided, state.run * (top1 == state.last) + 1, state.run)
@@ -58,7 +58,7 @@ def commit_torch(
     for count, events in zip(state.counts[:3], (drafted, revoked, anchors), strict=True):
         count += events.sum(1)
     pending = confident ^ anchors if rules.verify else zeros_like(confident)  # anchors are among the confident
-    pending &= step < lengths  # 10. at the end of the budget what is pending becomes final
+    pending &= step < budget  # 10. at the end of the budget what is pending becomes final
     # 9. Entropies for the next step
     state.entropy[...] = where(guided, entropy, NO_ENTROPY)
     live = finish_step(state, masked | revoked, pending, rules)
@@ -139,6 +139,9 @@ def finish_step(state: DecodeState, masked: Array, pending: Array, rules: Rules)
     live = still_open.any(1)[:, None]
     if rules.early_stop and rules.eos_ids and perhaps(ends := _is_any(tokens, rules.eos_ids)):
         ends = ends & (still_open.cumsum(1) == 0)
+        if rules.given:  # a text ends with a token of its own that has no given one behind it
+            so_far = state.fixed.cumsum(1)
+            ends &= ~state.fixed & (so_far == so_far[:, -1:])
         past_end = ends.cumsum(1)
         tokens[...] = where(past_end > ends, rules.pad_id, tokens)
         live &= past_end[:, -1:] == 0

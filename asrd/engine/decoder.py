@@ -72,7 +72,13 @@ class Decoder(ABC):
         self.request, self.rules, self.table = request, request.rules, table
         precision = torch.promote_types(table.dtype, torch.float32)
         self.state = new_state(
-            request.prompt, request.length, request.rules, precision, request.lengths, request.offsets
+            request.prompt,
+            request.length,
+            request.rules,
+            precision,
+            request.lengths,
+            request.offsets,
+            request.given,
         )
         self.scores = new_scores(self.state) if request.config.logprobs else None
 
@@ -115,7 +121,8 @@ class Decoder(ABC):
     @property
     def impl(self) -> Impl:
         """By which implementation its operations run."""
-        if self.request.impl == "triton" and self.request.starts is None:  # the kernels' blocks begin at position 0
+        twin = self.request.starts is not None or self.request.given is not None
+        if self.request.impl == "triton" and not twin:  # the kernels' blocks begin at 0, and no token is given there
             return "triton"
         return "numpy" if self.on_host else "torch"
 
