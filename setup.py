@@ -10,6 +10,9 @@ VERSION = re.search(r'^__version__ = "(.+?)"', (HERE / "asrd" / "__init__.py").r
 assert VERSION is not None
 VIZ = ["pandas>=2.2"]
 TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
+SERVE = ["fastapi>=0.115", "uvicorn>=0.34", "prometheus-client>=0.21"]
+RAY = ["ray[serve,data]==2.60.*", *SERVE]
+TEST += [*RAY, "openai>=2"]
 TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ]
 
 setup(
@@ -37,7 +40,16 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["asrd", "asrd.*", "asrd_kernels", "asrd_kernels.*"]),
     package_data={
-        "asrd": ["py.typed", "models/packaged/*/*", "viewer/*.html", "viewer/*.css", "viewer/*.js"],
+        "asrd": [
+            "py.typed",
+            "models/packaged/*/*",
+            "viewer/*.html",
+            "viewer/*.css",
+            "viewer/*.js",
+            "serve/page/*.html",
+            "serve/page/*.css",
+            "serve/page/*.js",
+        ],
         "asrd_kernels": ["py.typed"],
     },
     install_requires=[
@@ -49,6 +61,6 @@ setup(
         "tqdm>=4.66",
         "rich>=14",
     ],
-    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "test": TEST},
+    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "serve": SERVE, "ray": RAY, "test": TEST},
     entry_points={"console_scripts": ["asrd=asrd.cli:main"]},
 )

@@ -10,11 +10,12 @@ engine/      the loop, requests, KV caches, CUDA graphs, observers
 decoders/    one decoder a file, and the table of names
 trace/       every step of a decode, to be replayed; viewer/ makes the page that shows it
 lab/         what studies decoders: the packaged task and models, compare, diagnose
+serve/       an OpenAI-compatible server, and Ray
 cli/         the command `asrd`
 
 `import asrd` imports nothing heavy; each name is loaded when it is first used.
 Layers import downwards only: asrd_kernels < settings < config, output < models < engine < decoders < trace <
-viewer, generate < many < lab < cli (tests/interface/test_layers.py).
+viewer, generate < many < lab < serve < cli (tests/interface/test_layers.py).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ _HOMES = {
     "load": "asrd.models",
 }
 _MODULES = (
-    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "settings",
-    "trace", "viewer",
+    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "serve",
+    "settings", "trace", "viewer",
 )  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 
