@@ -108,20 +108,32 @@ def log_once(message: str) -> None:
         log.warning(message)
 
 
-def refuse_extras(logits_processor: Any, stopping_criteria: Any, injected: dict[str, Any]) -> None:
+def refuse_extras(logits_processor: Any, injected: dict[str, Any]) -> None:
     """Accept what transformers always injects; refuse what would silently have no effect."""
-    for name, items, own in (
-        ("logits_processor", logits_processor, _OWN_PROCESSORS),
-        ("stopping_criteria", stopping_criteria, _OWN_CRITERIA),
-    ):
-        foreign = [type(item).__name__ for item in items or () if type(item).__name__ not in own]
-        if foreign:
-            raise ValueError(f"{name}: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out")
-        if any(type(item).__name__ == "TopKLogitsWarper" for item in items or ()):
-            log_once("top_k is not applied: diffusion decoding samples from the whole vocabulary")
+    names = [type(item).__name__ for item in logits_processor or ()]
+    foreign = [name for name in names if name not in _OWN_PROCESSORS]
+    if foreign:
+        raise ValueError(
+            f"logits_processor: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out"
+        )
+    if "TopKLogitsWarper" in names:
+        log_once("top_k is not applied: diffusion decoding samples from the whole vocabulary")
     cache = injected.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError("past_key_values is not empty: diffusion decoding starts from the whole prompt; leave it out")
+
+
+def own_criteria(stopping_criteria: Any) -> list[Callable[..., Any]]:
+    """The stopping criteria that were given, without those that transformers makes of settings that hold anyway."""
+    if stopping_criteria is None:
+        return []
+    if callable(stopping_criteria) and not hasattr(stopping_criteria, "__iter__"):
+        stopping_criteria = [stopping_criteria]
+    if not hasattr(stopping_criteria, "__iter__") or not all(callable(item) for item in stopping_criteria):
+        raise ValueError(
+            f"stopping_criteria={stopping_criteria!r}: give callables (ids, scores) -> bool, as transformers has them"
+        )
+    return [item for item in stopping_criteria if type(item).__name__ not in _OWN_CRITERIA]
 
 
 def refuse_lost_streamer() -> None:

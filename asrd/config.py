@@ -10,9 +10,9 @@ from typing import Any, Literal, Unpack
 
 from transformers import GenerationConfig
 
-from asrd.settings import ALIASES, FIELDS, Field, Settings, check, did_you_mean, resolve_aliases
+from asrd.settings import ALIASES, FIELDS, Field, Settings, check, did_you_mean, is_given, resolve_aliases
 
-__all__ = ["ALIASES", "FIELDS", "NEUTRAL", "AsrdConfig", "Field", "check", "resolve_aliases"]
+__all__ = ["ALIASES", "FIELDS", "NEUTRAL", "AsrdConfig", "Field", "check", "is_given", "resolve_aliases"]
 
 # What transformers itself writes into a saved configuration or sets while it prepares one.
 _BOOKKEEPING = {"transformers_version", "bos_token_id"}
@@ -73,7 +73,7 @@ class AsrdConfig(GenerationConfig):
                 raise ValueError(f"{name}={value!r}: AsrdConfig has no such setting{did_you_mean(name)}")
             if value is not None and value != NEUTRAL[name]:
                 raise ValueError(f"{name}={value!r} is a setting of transformers that diffusion decoding does not have")
-        for name in ("eos_token_id", "suppress_tokens"):
+        for name in ("eos_token_id", "suppress_tokens", "stop_strings"):
             if isinstance(settings.get(name), tuple | set):
                 settings[name] = sorted(settings[name]) if isinstance(settings[name], set) else list(settings[name])
         super().__init__(**{name: field.default for name, field in FIELDS.items()} | settings)

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,6 +17,7 @@ from transformers import GenerationConfig
 from asrd.arguments import (
     INJECTED,
     call_signature,
+    own_criteria,
     refuse_extras,
     refuse_lost_streamer,
     refuse_positions,
@@ -24,12 +26,13 @@ from asrd.arguments import (
 from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.batch import Batch, Rows, decode
-from asrd.engine.caches import require_cache
+from asrd.engine.caches import require_cache, settle_blocks
 from asrd.engine.device.gpu import current
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.loop import Observer, Run
 from asrd.engine.observers.streaming import StreamObserver
 from asrd.engine.request import Request, prepare
+from asrd.engine.stopping import Stop, new_stop
 from asrd.models.adapter import ModelAdapter
 from asrd.output import AsrdOutput
 from asrd.settings import Settings
@@ -61,11 +64,12 @@ def fast_generate(
     attention_mask     [B, P], 0 on left padding. Needed when rows differ in length.
     generation_config  an `AsrdConfig`, or any GenerationConfig (its temperature counts only with do_sample).
     streamer           object with put/end and perhaps put_draft, for a batch of one.
-    tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them.
+    tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them; for `stop_strings`.
     row_ids            [B] integers that key the sampling noise instead of the index in the batch.
     observers          callables that are shown the `DecodeState` after each step; they must not change it.
     trace              path to which every step is written as JSON lines (docs/trace.md); `asrd.trace.read` reads it.
     return_trace       True gives an `AsrdOutput` with the same as an object in `trace`.
+    stopping_criteria  callables (ids [1, n], None) -> bool, asked after each token that is settled: does the text end?
     **settings         any field of `AsrdConfig`, or LLaDA's gen_length and mask_id; they override the config.
                        return_dict_in_generate=True gives an `AsrdOutput`.
 
@@ -75,7 +79,8 @@ def fast_generate(
     """
     arguments: dict[str, Any] = dict(settings)
     injected = {name: arguments.pop(name) for name in INJECTED if name in arguments}
-    refuse_extras(logits_processor, stopping_criteria, injected)
+    refuse_extras(logits_processor, injected)
+    criteria = own_criteria(stopping_criteria)
     if streamer is None and injected:
         refuse_lost_streamer()
     if not isinstance(trace, str | os.PathLike | None):
@@ -92,6 +97,7 @@ def fast_generate(
     decoder = chosen(request, adapter.table.detach())
     if config.lm_head == "fused":
         require_fused_head(adapter, config, decoder)
+    stops = row_stops(config, criteria, request, tokenizer)
     record = None
     with ExitStack() as watching:
         watchers = list(observers)
@@ -102,10 +108,14 @@ def fast_generate(
             record = watching.enter_context(recording(request, decoder, model, tokenizer, trace, return_trace))
             watchers.append(record.recorder)
         watching.enter_context(current(request.prompt.device))
-        rows = decode(Batch(Run.of(adapter, request), decoder, range(len(request.prompt)), None, watchers, strict=True))
+        tags = range(len(request.prompt))
+        batch = Batch(Run.of(adapter, request), decoder, tags, None, watchers, strict=True, stops=stops)
+        rows = decode(batch)
+    if request.asked < request.length:  # a block-diffusion model has filled its last block
+        rows = replace(rows, tokens=rows.tokens[:, : request.prompt.shape[1] + request.asked])
     if not (config.return_dict_in_generate or return_trace):
         return rows.tokens
-    out = pack_output(rows, request)
+    out = pack_output(rows, request, stops)
     out.trace = record.trace if record else None
     return out
 
@@ -118,20 +128,37 @@ def warn_of_training(model: nn.Module) -> None:
 
 def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
     """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
-    chosen = find_decoder(config.decoder)
+    chosen = find_decoder(config.decoder).variant(config, adapter)
+    if adapter.block_length is not None:
+        settle_blocks(adapter, config, chosen)
     chosen.check(config, adapter)
     if config.kv_cache is not None:
         require_cache(adapter, config, chosen)
     return chosen
 
 
-def pack_output(rows: Rows, request: Request) -> AsrdOutput:
+def row_stops(
+    config: AsrdConfig, criteria: Sequence[Any], request: Request, tokenizer: Any = None
+) -> list[Stop | None]:
+    """What may end each row of a request besides its EOS and its length."""
+    ends = request.rules.eos_ids if request.rules.early_stop else ()
+    stops = []
+    for row, prompt in enumerate(request.prompt):
+        real = prompt if request.attention is None else prompt[request.attention[row, : len(prompt)].bool()]
+        stops.append(new_stop(config.stop_strings, criteria, real, tokenizer, ends, limit=request.asked))
+    return stops
+
+
+def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> AsrdOutput:
     """The result with its counters."""
     generated = rows.tokens[:, request.prompt.shape[1] :]
     ends = torch.zeros_like(generated, dtype=torch.bool)
     for token in request.rules.eos_ids:
         ends |= generated == token
-    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.length)
+    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.asked)
+    for row, stop in enumerate(stops):
+        if stop is not None and stop.kept is not None:
+            first[row] = stop.kept
     drafted, revoked, anchors, edited = rows.counts
     return AsrdOutput(
         sequences=rows.tokens,
@@ -143,6 +170,7 @@ def pack_output(rows: Rows, request: Request) -> AsrdOutput:
         edited=edited,
         computed=rows.computed,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
+        stopped_by=[None if stop is None else stop.string for stop in stops],
     )
 
 

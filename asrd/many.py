@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from asrd.arguments import resolve_config
+from asrd.arguments import own_criteria, resolve_config
 from asrd.config import AsrdConfig, check, resolve_aliases
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
@@ -23,14 +23,15 @@ from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import COUNTS, Job, Kind, Outcome
 from asrd.engine.request import prepare
 from asrd.engine.scheduler import Scheduler, Usage
-from asrd.generate import checked_decoder, warn_of_training
+from asrd.engine.stopping import text_before
+from asrd.generate import checked_decoder, row_stops, warn_of_training
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 
 Prompt = str | Sequence[int] | Tensor
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 KINDS = 64  # sets of settings that are remembered
-_OWN = ("max_new_tokens", "seed")  # what requests of one kind may differ in
+_OWN = ("max_new_tokens", "seed", "stop_strings")  # what requests of one kind may differ in
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,15 @@ class Result:
     index          order of submission: 0, 1, 2, ...
     tokens         the new ids, max_new_tokens of them, pads behind the end of the text; of a cancelled request those
                    before the first mask
-    text           of the tokens, without special ones; None without a tokenizer
-    length         tokens up to and including the end of the text
+    text           of the tokens, without special ones, cut before the stop string; None without a tokenizer
+    length         tokens up to and including the end of the text, or the last one of a stop string
     steps          forward passes
     drafted, revoked, anchors, edited  tokens committed, revoked, promoted to anchors, edited; a redraft counts again
     computed       positions computed in the forward passes, padding left out
-    finish_reason  "stop": the text ended; "length": max_new_tokens are used up; "cancelled"; "error"
+    finish_reason  "stop": the text ended, by EOS, stop string or criterion; "length": max_new_tokens are used up;
+                   "cancelled"; "error"
     error          what was wrong, None unless finish_reason is "error"
+    stopped_by     the stop string that ended the text, or None
     """
 
     index: int
@@ -61,6 +64,7 @@ class Result:
     computed: int
     finish_reason: FinishReason
     error: str | None = None
+    stopped_by: str | None = None
 
 
 @dataclass(eq=False)
@@ -137,12 +141,14 @@ class Engine:
         return self._scheduler.graphs
 
     @torch.no_grad()
-    def submit(self, prompt: Prompt, *, row_id: int | None = None, **settings: Any) -> Handle:
+    def submit(
+        self, prompt: Prompt, *, row_id: int | None = None, stopping_criteria: Any = None, **settings: Any
+    ) -> Handle:
         """Add a request: text, or a list or tensor of ids, and settings of its own such as max_new_tokens and seed.
 
         Sampling noise goes by (seed, row_id). A request with a seed of its own has row_id 0, so that its result does
-        not depend on when it comes; else row_id is its index, as in a batch. Never raises for a bad request: its
-        result says what was wrong.
+        not depend on when it comes; else row_id is its index, as in a batch. stopping_criteria as in `fast_generate`.
+        Never raises for a bad request: its result says what was wrong.
         """
         handle = Handle(self._submitted)
         self._submitted += 1
@@ -154,10 +160,11 @@ class Engine:
             request = prepare(self.adapter, config, ids, None, [row_id], self.tokenizer)
             if config.lm_head == "fused":
                 require_fused_head(self.adapter, config, kind.decoder(request, self.adapter.table.detach()))
+            (stop,) = row_stops(config, own_criteria(stopping_criteria), request, self.tokenizer)
         except (ValueError, TypeError) as error:
             self._end(handle, Outcome(None, [], 0, [0] * COUNTS, str(error)), "error")
             return handle
-        handle._job = Job(kind, request, handle)
+        handle._job = Job(kind, request, handle, stop)
         self._scheduler.add(handle._job)
         return handle
 
@@ -237,18 +244,24 @@ class Engine:
 
     def _end(self, handle: Handle, outcome: Outcome, reason: FinishReason) -> None:
         text, ends = None, () if outcome.job is None else outcome.job.request.rules.eos_ids
+        stop = None if outcome.job is None else outcome.job.stop
+        length = next((place for place, token in enumerate(outcome.tokens, 1) if token in ends), len(outcome.tokens))
+        length = length if stop is None or stop.kept is None else stop.kept
         if self.tokenizer is not None:
-            text = self.tokenizer.decode(outcome.tokens, skip_special_tokens=True).strip()
+            cut = stop.kept if stop is not None else None
+            text = self.tokenizer.decode(outcome.tokens[:cut], skip_special_tokens=True)
+            text = text_before(text, stop.strings.strings if stop and stop.string and stop.strings else None).strip()
         counts = dict(zip(("drafted", "revoked", "anchors", "edited", "computed"), outcome.counts, strict=True))
         handle.result = Result(
             index=handle.index,
             tokens=outcome.tokens,
             text=text,
-            length=next((place for place, token in enumerate(outcome.tokens, 1) if token in ends), len(outcome.tokens)),
+            length=length,
             steps=outcome.steps,
             **counts,
             finish_reason=reason,
             error=outcome.error or None,
+            stopped_by=None if stop is None else stop.string,
         )
         handle._job = None
         self._ended.append(handle.result)
@@ -290,5 +303,7 @@ def _shown_to(observer: Observer) -> Callable[[DecodeState, tuple[Job | None, ..
 
 def _reason(outcome: Outcome) -> FinishReason:
     assert outcome.job is not None
-    rules = outcome.job.request.rules
+    rules, stop = outcome.job.request.rules, outcome.job.stop
+    if stop is not None and stop.kept is not None:
+        return "stop"
     return "stop" if rules.early_stop and not set(rules.eos_ids).isdisjoint(outcome.tokens) else "length"

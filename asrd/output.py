@@ -15,13 +15,14 @@ class AsrdOutput(ModelOutput):
 
     sequences           [B, P + G] int64, prompt and text
     steps               [B] int64, forward passes in which the row was not done
-    tokens_per_forward  [B] float32, tokens up to and including the first EOS (G if none) / steps
+    tokens_per_forward  [B] float32, tokens up to and including the first EOS or what stopped it (G if none) / steps
     drafted             [B] int64, commits, progress rule and redrafts included
     revoked             [B] int64, tokens revoked
     anchors             [B] int64, promotions to the anchor cache
     edited              [B] int64, tokens replaced by others in place (decoder="loo")
     computed            [B] int64, positions computed in the row's forward passes, appended ones included, no padding
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
+    stopped_by          for each row the stop string that ended its text, or None
     trace               what was recorded, when it was asked for
 
     (A ModelOutput wants None as the default of every field but the first; ours are always set.)
@@ -36,4 +37,5 @@ class AsrdOutput(ModelOutput):
     edited: Tensor = None  # type: ignore[assignment]
     computed: Tensor = None  # type: ignore[assignment]
     forwards_per_step: int = None  # type: ignore[assignment]
+    stopped_by: list[str | None] = None  # type: ignore[assignment]
     trace: Any = None

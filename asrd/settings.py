@@ -23,6 +23,19 @@ class Field:
     about: str = ""
 
 
+class DefaultInt(int):
+    """A default that can be told from the same number given by a caller: block-diffusion models have their own."""
+
+
+class DefaultFloat(float):
+    """See `DefaultInt`."""
+
+
+def is_given(value: Any) -> bool:
+    """Whether a caller has chosen the value of a setting whose default a model may replace."""
+    return not isinstance(value, DefaultInt | DefaultFloat)
+
+
 def _integer(low: int, high: float = math.inf) -> Callable[[Any], bool]:
     return lambda v: isinstance(v, Integral) and not isinstance(v, bool) and low <= int(v) <= high
 
@@ -33,6 +46,11 @@ def _real(low: float, high: float = math.inf) -> Callable[[Any], bool]:
 
 def _ids(value: Any) -> bool:
     return isinstance(value, list | tuple | set) and all(_integer(0)(v) for v in value)
+
+
+def _strings(value: Any) -> bool:
+    values = [value] if isinstance(value, str) else value
+    return isinstance(values, list | tuple) and all(isinstance(v, str) and v for v in values)
 
 
 def _choice(default: Any, *options: Any) -> Field:
@@ -55,9 +73,14 @@ FIELDS: dict[str, Field] = {
         256, _integer(1), "an integer of at least 1", "length of the text, and the most forward passes ever used"
     ),
     "block_length": Field(
-        32, _integer(1), "an integer of at least 1", "blocks are decoded from left to right; the last may be shorter"
+        DefaultInt(32),
+        _integer(1),
+        "an integer of at least 1",
+        "blocks are decoded from left to right; the last may be shorter",
     ),
-    "threshold": Field(0.7, _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted"),
+    "threshold": Field(
+        DefaultFloat(0.7), _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted"
+    ),
     "window": Field(
         2,
         _integer(1),
@@ -162,6 +185,12 @@ FIELDS: dict[str, Field] = {
         "id or ids of the end of text",
     ),
     "suppress_tokens": Field(None, _maybe(_ids), "a list of token ids, or None", "ids that are never predicted"),
+    "stop_strings": Field(
+        None,
+        _maybe(_strings),
+        "a string that is not empty or a list of them, or None",
+        "the text ends with the token that completes one of them; needs a tokenizer",
+    ),
     "return_dict_in_generate": Field(
         False, lambda v: v is None or isinstance(v, bool), "True or False", "return an AsrdOutput instead of the ids"
     ),
@@ -215,6 +244,7 @@ class Settings(TypedDict, total=False):
     eot_token_id: int | None
     eos_token_id: int | Sequence[int] | None
     suppress_tokens: Sequence[int] | None
+    stop_strings: str | Sequence[str] | None
     return_dict_in_generate: bool
     gen_length: int
     mask_id: int

@@ -14,8 +14,13 @@ from torch import Tensor
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats, fill_slots
 
 
-def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None) -> None:
-    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise the slots, if given."""
+def commit_torch(
+    state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, quota: Tensor | None = None
+) -> None:
+    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise the slots, if given.
+
+    quota [B] int64: how many masks are drafted at least, where there are so many; None: one.
+    """
     lengths, tokens, guided, positions = state.lengths[:, None], state.generated, state.guided, state.positions
     top1, confidence, entropy, _ = stats
     state.step.add_(~state.done)
@@ -28,7 +33,7 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slo
     failed = state.pending & (top1 != tokens)
     # 4. Draft
     confident = active & (confidence > rules.threshold)
-    drafted = with_best(confident, active, confidence)
+    drafted = with_best(confident, active, confidence, quota)
     # 5. Revoke what the budget can pay for
     masked = (tokens == rules.mask_id) & ~drafted
     revoked = failed & (failed.cumsum(1) <= lengths - step - masked.sum(1, keepdim=True))
@@ -68,8 +73,11 @@ def write_report(state: DecodeState, stats: VocabStats) -> None:
     state.report.add_(stats.bad.any(1), alpha=2)
 
 
-def with_best(chosen: Tensor, active: Tensor, confidence: Tensor) -> Tensor:
-    """`chosen` and, so that there is progress, the most confident active position (the lowest of equals), if any."""
+def with_best(chosen: Tensor, active: Tensor, confidence: Tensor, quota: Tensor | None = None) -> Tensor:
+    """`chosen` and, so that there is progress, the most confident active position (the lowest of equals), if any; or
+    with a quota [B] that many of them."""
+    if quota is not None:
+        return chosen | (active & (ranks(confidence, active, largest=True) < quota[:, None]))
     best = torch.where(active, confidence, -1.0).argmax(1, keepdim=True)
     return chosen.scatter(1, best, active.gather(1, best))  # if nothing is active, best is not, and not chosen
 
@@ -153,9 +161,12 @@ def _append(state: DecodeState, anchors: Tensor, capacity: int) -> None:
 
 
 def _aim(state: DecodeState, masked: Tensor, rules: Rules) -> None:
-    """The leftmost block with a mask becomes active, its masks (in scope "sequence" all masks) guided."""
-    masked_any, leftmost = masked.view(torch.uint8).max(1)
-    torch.where(masked_any > 0, state.block_of[leftmost], state.active, out=state.active)
+    """The leftmost block with a mask (with `one_block`, or a pending token) becomes active, its masks (in scope
+    "sequence" all masks) guided."""
+    still_open = masked | state.pending if rules.one_block else masked
+    open_any, leftmost = still_open.view(torch.uint8).max(1)
+    block = (leftmost + state.offsets) // rules.block_length
+    torch.where(open_any > 0, block, state.active, out=state.active)
     if rules.scope == "sequence":
         state.guided.copy_(masked)
     else:

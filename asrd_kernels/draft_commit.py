@@ -99,8 +99,8 @@ def _choose_checked(state: DecodeState, witnesses: Witnesses) -> None:
 def active_slots(state: DecodeState, rules: Rules, checked: Tensor | None = None) -> Tensor:
     """[B, S] int64: the masks of the active block, then what witnesses check [B, W]; G where a slot is unused."""
     length, size = state.length, rules.block_length
-    block = state.active[:, None] * size + state.positions[:size]
-    masked = state.guided.gather(1, block.clamp(max=length - 1)) & (block < length)
+    block = (state.active * size - state.offsets)[:, None] + state.positions[:size]
+    masked = state.guided.gather(1, block.clamp(0, length - 1)) & (block >= 0) & (block < length)
     slots = torch.where(masked, block, length)
     return slots if checked is None else torch.cat([slots, checked], dim=1)
 

@@ -38,6 +38,7 @@ class Rules:
     magnitude: Literal["entropy", "constant"] = "entropy"
     probe: Literal["orthogonal", "none", "parallel", "gaussian", "random"] = "orthogonal"
     early_stop: bool = True
+    one_block: bool = False  # the next block opens only when the one before has neither masks nor pending tokens
 
 
 class VocabStats(NamedTuple):
@@ -70,7 +71,8 @@ class DecodeState:
     done: Tensor  # [B] bool
     report: Tensor  # [B] int64, for the host: 4 x forward passes, + 2 if a wanted position was unreadable, + 1 if done
     positions: Tensor  # [G] int64, constant: 0, 1, 2, ...
-    block_of: Tensor  # [G] int64, constant: the block of each position
+    offsets: Tensor  # [B] int64, constant: the place of position 0 in its block, whose beginning is in the prompt then
+    block_of: Tensor  # [G] int64, constant: the block of each position; [B, G] where rows have offsets
 
     @property
     def drafted(self) -> Tensor:
@@ -114,12 +116,17 @@ class DecodeState:
 
 
 def new_state(
-    prompt: Tensor, length: int, rules: Rules, dtype: torch.dtype = torch.float32, lengths: Tensor | None = None
+    prompt: Tensor,
+    length: int,
+    rules: Rules,
+    dtype: torch.dtype = torch.float32,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
 ) -> DecodeState:
     """State before the first step: `prompt` [B, P] followed by `lengths` [B] masks and pads up to `length`.
 
     lengths are int64 from 0 to `length`, None: `length` in every row; a row of 0 is done. `dtype` is that of the
-    statistics.
+    statistics. offsets [B] int64: where in its block each row's first position is; None: at its beginning.
     """
     batch, device = prompt.shape[0], prompt.device
 
@@ -129,11 +136,12 @@ def new_state(
     positions = torch.arange(length, device=device)
     lengths = full((batch,), length, torch.int64) if lengths is None else lengths.clone()
     masked = positions < lengths[:, None]
+    block_of = (positions if offsets is None else positions + offsets[:, None]) // rules.block_length
     return DecodeState(
         tokens=torch.cat([prompt, torch.where(masked, rules.mask_id, rules.pad_id)], dim=1),
         lengths=lengths,
         pending=full((batch, length), False, torch.bool),
-        guided=masked & (positions < (length if rules.scope == "sequence" else rules.block_length)),
+        guided=masked if rules.scope == "sequence" else masked & (block_of == 0),
         trusted=full((batch, length), False, torch.bool),
         last=full((batch, length), -1, torch.int64),
         run=full((batch, length), 0, torch.int64),
@@ -145,7 +153,8 @@ def new_state(
         done=lengths == 0,
         report=(lengths == 0).long(),
         positions=positions,
-        block_of=positions // rules.block_length,
+        offsets=full((batch,), 0, torch.int64) if offsets is None else offsets.clone(),
+        block_of=block_of,
     )
 
 
@@ -200,9 +209,9 @@ def wanted_slots(state: DecodeState, rules: Rules) -> Tensor:
     length, block, positions = state.length, rules.block_length, state.positions
     if rules.scope == "sequence" or 2 * block >= length:
         return torch.where(wanted(state), positions, length)
-    checked = state.pending.long().argmax(1) // block
-    blocks = torch.stack([state.active, checked], dim=1)
-    slots = (blocks[:, :, None] * block + positions[:block]).flatten(1)
-    used = wanted(state).gather(1, slots.clamp(max=length - 1)) & (slots < length)
+    checked = (state.pending.long().argmax(1) + state.offsets) // block
+    begin = torch.stack([state.active, checked], dim=1) * block - state.offsets[:, None]
+    slots = (begin[:, :, None] + positions[:block]).flatten(1)
+    used = wanted(state).gather(1, slots.clamp(0, length - 1)) & (slots >= 0) & (slots < length)
     twice = (positions[: 2 * block] >= block) & (state.active == checked)[:, None]
     return torch.where(used & ~twice, slots, length)

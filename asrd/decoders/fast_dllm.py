@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asrd.config import FIELDS, AsrdConfig
+from asrd.config import FIELDS, AsrdConfig, is_given
 from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
@@ -23,6 +23,7 @@ class FastDllmDecoder(KeptSlots):
     bounds: of the factor rule; None: the threshold rule.
     """
 
+    on_blocks = True
     bounds: Tensor | None = None
 
     def find_slots(self) -> Tensor:
@@ -79,7 +80,7 @@ class FactorDecoder(FastDllmDecoder):
 
 def refuse_threshold(config: AsrdConfig) -> None:
     """Raise if a threshold is given to a decoder that drafts by factor."""
-    if config.threshold != FIELDS["threshold"].default:
+    if is_given(config.threshold) and config.threshold != FIELDS["threshold"].default:
         raise ValueError(
             f"threshold={config.threshold} and decoder={config.decoder!r} are two rules for the same choice:"
             " leave threshold out, or use decoder='threshold'"

@@ -19,7 +19,7 @@ class KeptSlots(Decoder):
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
-        self.impl = request.impl
+        self.impl = request.impl if request.starts is None else "torch"  # the kernels' blocks begin at position 0
         self._selection: Selection | None = None
         self._slots: Slots | None = None
 

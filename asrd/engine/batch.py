@@ -23,6 +23,7 @@ from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.engine.rows import RowDims, copy_rows, row_dims
+from asrd.engine.stopping import Stop
 from asrd_kernels import new_stats
 
 
@@ -53,6 +54,7 @@ class Batch:
     limits     after how many forward passes each row ends in any case; None: those of rows as long as the canvas
     observers  see the state after each step, inspectors also what happens within it; they must not change it
     strict     a row whose logits cannot be read raises; else it ends as not readable
+    stops      what may end each row besides its EOS and its length; they read the tokens in each step
 
     On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
     or a cache without graphs, which reads in each step, it looks at once.
@@ -66,6 +68,7 @@ class Batch:
         limits: Sequence[int] | None = None,
         observers: Sequence[Observer] = (),
         strict: bool = False,
+        stops: Sequence[Stop | None] | None = None,
     ) -> None:
         inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
         self.run = replace(run, mark=mark_all(inspectors)) if inspectors else run
@@ -73,6 +76,7 @@ class Batch:
         self.observers, self.inspectors = tuple(observers), inspectors
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
+        self.stops = list(stops or [None] * len(self.tags))
         self.buffers = new_stats(decoder.state, decoder.extra_rows)
         self.dims: RowDims | None = None
 
@@ -120,6 +124,7 @@ class Batch:
         for slot in self.live:
             self.ages[slot] += 1
         ended = self._ended(self.monitor.poll(tuple(self.tags)))
+        ended |= self._stopped(ended)
         for observer in self.observers:
             observer(self.decoder.state)
         over = [slot for slot in self.live if self.ages[slot] >= self.limits[slot] and slot not in ended]
@@ -149,6 +154,24 @@ class Batch:
                     raise unreadable(f"row {tag} of the batch", number // 4)
         return ended
 
+    def _stopped(self, ended_already: dict[int, Ended]) -> dict[int, Ended]:
+        """End the rows whose `Stop` says so, by slot; they may have ended by themselves in the same step."""
+        unreadable_slots = {slot for slot, row in ended_already.items() if not row.readable}
+        slots = [slot for slot in self.live if self.stops[slot] is not None and slot not in unreadable_slots]
+        if not slots:
+            return {}
+        state, here, ended = self.decoder.state, self._index(slots), {}
+        is_open = (state.generated[here] == self.decoder.rules.mask_id) | state.pending[here]
+        settled = torch.where(is_open.any(1), is_open.long().argmax(1), state.lengths[here])
+        numbers = torch.cat([settled[:, None], state.step[here, None], state.generated[here]], dim=1).tolist()
+        for slot, (final, steps, *tokens) in zip(slots, numbers, strict=True):
+            if (kept := self.stops[slot](tokens[:final])) is not None:  # type: ignore[misc]
+                state.generated[slot, kept:] = self.decoder.rules.pad_id
+                ended[slot] = Ended(self.tags[slot], slot, steps)
+        if ended:
+            self._close(list(ended))
+        return ended
+
     # --- rows come and go ---
 
     def read(self, slots: Sequence[int]) -> Rows:
@@ -169,6 +192,7 @@ class Batch:
         self.buffers[0].bad.index_fill_(0, here, False)
         for row, slot in zip(rows, slots, strict=True):
             self.tags[slot], self.ages[slot], self.limits[slot] = source.tags[row], source.ages[row], source.limits[row]
+            self.stops[slot] = source.stops[row]
             source.tags[row] = None
 
     def rebuilt(self, request: Request, rows: Sequence[int], tags: Sequence[Any], limits: Sequence[int]) -> Batch:
@@ -186,12 +210,17 @@ class Batch:
         state, here = self.decoder.state, self._index(slots)
         state.generated.index_fill_(0, here, self.decoder.rules.pad_id)
         state.lengths.index_fill_(0, here, 0)
+        self._close(slots)
+        for slot in slots:
+            self.tags[slot] = None
+
+    def _close(self, slots: Sequence[int]) -> None:
+        """Nothing is open in these slots any more."""
+        state, here = self.decoder.state, self._index(slots)
         state.done.index_fill_(0, here, True)
         for flags in (state.pending, state.guided):
             flags.index_fill_(0, here, False)
         self.decoder.rows_moved()
-        for slot in slots:
-            self.tags[slot] = None
 
     def _index(self, slots: Sequence[int]) -> Tensor:
         return torch.tensor(list(slots), dtype=torch.int64, device=self.decoder.state.tokens.device)

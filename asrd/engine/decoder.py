@@ -49,6 +49,8 @@ class Decoder(ABC):
     extra_stats: tuple[str, ...] = ()  # beyond VocabStats: "margin", "token_prob"; keywords of `commit`
     extra_rows = 0  # of the forward, behind the canvas, whose statistics are columns G, G + 1, ...
     cacheable = True  # a KV cache may stand in for what is outside the active block
+    on_blocks = False  # it can decode with a block-diffusion model
+    edits_embeddings = False  # on such a model: `embed_at` is not clean
     probes = False  # the embeddings of pending tokens are changed in the forward pass that checks them
     capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
 
@@ -63,7 +65,14 @@ class Decoder(ABC):
         """
         self.request, self.rules, self.table = request, request.rules, table
         precision = torch.promote_types(table.dtype, torch.float32)
-        self.state = new_state(request.prompt, request.length, request.rules, precision, request.lengths)
+        self.state = new_state(
+            request.prompt, request.length, request.rules, precision, request.lengths, request.offsets
+        )
+
+    @classmethod
+    def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
+        """The class that decodes with this model: this one, unless block-diffusion models have one of their own."""
+        return cls
 
     @classmethod  # noqa: B027 - most have nothing to refuse
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
@@ -102,6 +111,11 @@ class Decoder(ABC):
         """Embeddings [B, N, D] of the coming forward pass, the canvas first: clean, and nothing else, unless
         overridden; what follows it needs an attention layout."""
         return F.embedding(self.state.tokens, self.table)
+
+    def embed_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """On a block-diffusion model: embeddings [R, BL, D] of the open block of these rows [R], which is in `columns`
+        [R, BL] of the canvas. Clean unless overridden, and then with `edits_embeddings`."""
+        return F.embedding(self.state.tokens[rows[:, None], columns], self.table)
 
     def attention_layout(self) -> AttentionLayout | None:
         """Attention layout of the coming forward pass; None: full attention over the canvas."""

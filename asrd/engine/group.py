@@ -18,6 +18,7 @@ from asrd.engine.batch import Batch, size_for
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.completion import unreadable
 from asrd.engine.request import Request, stack
+from asrd.engine.stopping import Stop
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 
@@ -40,6 +41,7 @@ class Job:
     kind: Kind
     request: Request
     owner: Any
+    stop: Stop | None = None  # what may end it besides its EOS and its length
     slot: int = -1  # where its row is, once it has one
     group: Group | None = field(default=None, repr=False)
 
@@ -171,7 +173,8 @@ class Group:
         decoder = self.kind.decoder(request, self.kind.adapter.table.detach())
         tags = [*jobs, *[None] * (size - len(jobs))]
         limits = [decoder.max_steps(job.request.length) for job in jobs] + [self.length] * (size - len(jobs))
-        return Batch(loop.Run.of(self.kind.adapter, request), decoder, tags, limits, self.observers)
+        stops = [*(job.stop for job in jobs), *[None] * (size - len(jobs))]
+        return Batch(loop.Run.of(self.kind.adapter, request), decoder, tags, limits, self.observers, stops=stops)
 
     def _read(self, slots: list[int]) -> list[list[int]]:
         """Of each row its tokens, forward passes and counts, in one copy to the host."""
@@ -181,7 +184,7 @@ class Group:
         return torch.cat([rows.tokens[:, self.width :], counts.T], dim=1).tolist()
 
     def _outcome(self, job: Job, values: list[int], error: str = "") -> Outcome:
-        tokens, (steps, *counts) = values[: job.request.length], values[self.length :]
+        tokens, (steps, *counts) = values[: job.request.asked], values[self.length :]
         job.group = None
         return Outcome(job, tokens, steps, counts, error)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches import CachedBody, copy_lines
+from asrd.engine.caches import BlockBody, CachedBody, copy_lines
 from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.device.gpu import Gpu, find_gpu
 from asrd.engine.observers.inspector import Inspector
@@ -37,7 +37,9 @@ class Run:
     request: Request
     inputs: dict[str, Any]  # of every forward, besides the embeddings
     select: Selector
-    cache: CachedBody | None = None  # with one, the host reads back how much of each row a forward recomputes
+    cache: CachedBody | BlockBody | None = (
+        None  # with one, the host reads back how much of each row a forward recomputes
+    )
     gpu: Gpu | None = None  # with one, steps are queued ahead of the device and perhaps captured as a graph
     mark: Callable[[str], None] = no_mark  # is told when a part of a step is over
 
@@ -53,7 +55,11 @@ class Run:
         attention = None if request.attention is None else request.attention.repeat(copies, 1)
         positions = None if request.positions is None else request.positions.repeat(copies, 1)
         inputs = adapter.inputs(attention, positions)
-        cache = CachedBody(adapter, request, inputs, attention, positions) if request.kv_cache else None
+        cache: CachedBody | BlockBody | None = None
+        if request.starts is not None:
+            cache = BlockBody(adapter, request)
+        elif request.kv_cache:
+            cache = CachedBody(adapter, request, inputs, attention, positions)
         device = request.prompt.device
         select = select or (select_wanted if device.type == "cpu" else select_slots)
         return cls(adapter, request, inputs, select, cache, find_gpu(device))
@@ -70,7 +76,7 @@ class Run:
             if isinstance(value, Tensor) and isinstance(source.inputs.get(name), Tensor):
                 copy_lines(source.inputs[name], there, value, here)
         if self.cache is not None and source.cache is not None:
-            self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)
+            self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)  # type: ignore[arg-type]
 
     def computed(self, decoder: Decoder) -> Tensor:
         """[B] int64: positions computed in the forward passes so far; padding is not counted, and with classifier-free
@@ -94,10 +100,14 @@ def mark_all(inspectors: list[Inspector]) -> Callable[[str], None]:
 
 def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
     """One forward pass and its commit. With `select_slots` all shapes are fixed and the host reads nothing."""
-    embeds = decoder.embed()  # 1. guidance and probe
-    run.mark("embed")
-    layout = decoder.attention_layout()
-    hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
+    if isinstance(run.cache, BlockBody):
+        run.mark("embed")  # part of the forward, which embeds no more than it needs
+        hidden = run.cache(decoder)
+    else:
+        embeds = decoder.embed()  # 1. guidance and probe
+        run.mark("embed")
+        layout = decoder.attention_layout()
+        hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
     run.mark("forward")
     finish(run, hidden, decoder, buffers)
 
@@ -146,7 +156,7 @@ def forward(
     """Body of the model on the canvas and what the layout puts behind it; with classifier-free guidance a second half
     follows, its prompts masked. probed: the pending tokens' embeddings are not their own."""
     embeds = with_blind(run, embeds, layout)
-    if run.cache is not None:
+    if isinstance(run.cache, CachedBody):
         return run.cache(embeds, state, layout, probed)
     if layout is None:
         return run.adapter.body(embeds, run.inputs)

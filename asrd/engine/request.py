@@ -39,11 +39,23 @@ class Request:
     kv_cache: Literal["prefix", "dual"] | None = None
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
     lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
+    starts: Tensor | None = None  # [B] int64, real tokens of each prompt, on block-diffusion models
+
+    @property
+    def asked(self) -> int:
+        """How many new tokens the caller wants: `length`, which block-diffusion models round up to whole blocks."""
+        return int(self.config.max_new_tokens)
+
+    @property
+    def offsets(self) -> Tensor | None:
+        """[B] how far each prompt reaches into the first block that is decoded; None: blocks begin behind it."""
+        return None if self.starts is None else self.starts % self.rules.block_length
 
     def take(self, rows: Tensor) -> Request:
         """These rows alone, as copies."""
-        attention, positions, lengths = (
-            None if values is None else values[rows] for values in (self.attention, self.positions, self.lengths)
+        attention, positions, lengths, starts = (
+            None if values is None else values[rows]
+            for values in (self.attention, self.positions, self.lengths, self.starts)
         )
         readout = replace(self.readout, row_ids=self.readout.row_ids[rows], seeds=self.readout.seeds[rows])
         return replace(
@@ -52,6 +64,7 @@ class Request:
             attention=attention,
             positions=positions,
             lengths=lengths,
+            starts=starts,
             readout=readout,
         )
 
@@ -72,6 +85,12 @@ def prepare(
     mask = _checked_mask(prompt, attention_mask, ids.pad)
     if mask is not None:
         adapter.require_padding()
+    lengths = starts = None
+    if adapter.block_length is not None:
+        block = int(config.block_length)
+        starts = torch.full((batch,), prompt.shape[1], device=device) if mask is None else mask.sum(1)
+        lengths = (starts + length + block - 1) // block * block - starts
+        length = int(lengths.max())
     masks = prompt == ids.mask if mask is None else (prompt == ids.mask) & mask.bool()
     if masks.any():
         row, column = masks.nonzero()[0].tolist()
@@ -100,7 +119,7 @@ def prepare(
         shift=adapter.shift,
         config=config,
         cfg_scale=float(config.cfg_scale),
-        rules=_rules(config, ids, length),
+        rules=_rules(config, ids, length, adapter.block_length is not None),
         readout=Readout(
             forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
             row_ids=_checked_row_ids(row_ids, batch, device),
@@ -112,6 +131,8 @@ def prepare(
         lm_head=config.lm_head,
         kv_cache=config.kv_cache,
         kv_refresh=config.kv_refresh,
+        lengths=lengths,
+        starts=starts,
     )
 
 
@@ -123,7 +144,8 @@ def stack(requests: Sequence[Request], config: AsrdConfig, width: int, length: i
     the canvas, in front or behind.
     """
     first, device = requests[0], requests[0].prompt.device
-    limits, mask, missing = _limits(config, length), first.rules.mask_id, size - len(requests)
+    limits = _limits(config, length, first.starts is not None)
+    mask, missing = first.rules.mask_id, size - len(requests)
     pad = first.rules.pad_id  # is the mask id only where no text ends early, and then any token fills the canvas
     rules = replace(first.rules, **limits, pad_id=pad if pad != mask else int(mask == 0))
     prompt = torch.full((size, width), rules.pad_id, device=device)
@@ -137,6 +159,7 @@ def stack(requests: Sequence[Request], config: AsrdConfig, width: int, length: i
         first_column, last_column = torch.tensor([begin, end], device=device)[..., None]
         attention = ((column >= first_column) & (column < last_column)).long()
         positions = (attention.cumsum(1) - 1).clamp(min=0)
+    starts = [request.prompt.shape[1] for request in requests]
     none = torch.zeros(missing, dtype=torch.int64, device=device)
     row_ids = torch.cat([*(request.readout.row_ids for request in requests), none])
     seeds = torch.cat([*(request.readout.seeds for request in requests), none])
@@ -147,18 +170,20 @@ def stack(requests: Sequence[Request], config: AsrdConfig, width: int, length: i
         positions=positions,
         length=length,
         lengths=torch.tensor([request.length for request in requests] + [0] * missing, device=device),
+        starts=None if first.starts is None else torch.tensor(starts + [0] * missing, device=device),
         config=config,
         rules=rules,
         readout=replace(first.readout, row_ids=row_ids, seeds=seeds),
     )
 
 
-def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
+def _rules(config: AsrdConfig, ids: SpecialIds, length: int, blocks: bool) -> Rules:
     return Rules(
         mask_id=ids.mask,
         pad_id=ids.pad,
         eos_ids=ids.eos,
-        **_limits(config, length),
+        **_limits(config, length, blocks),
+        one_block=blocks,
         threshold=float(config.threshold),
         alpha=float(config.alpha),
         beta=float(config.beta),
@@ -172,10 +197,10 @@ def _rules(config: AsrdConfig, ids: SpecialIds, length: int) -> Rules:
     )
 
 
-def _limits(config: AsrdConfig, length: int) -> dict[str, Any]:
-    """The rules that need be no larger than the canvas."""
+def _limits(config: AsrdConfig, length: int, blocks: bool) -> dict[str, Any]:
+    """The rules that need be no larger than the canvas; blocks: those of the model, and of no other length."""
     return {
-        "block_length": min(int(config.block_length), length),
+        "block_length": int(config.block_length) if blocks else min(int(config.block_length), length),
         "window": min(int(config.window), length + 1),  # no run is longer than the budget
         "capacity": min(int(config.capacity), length),  # no position is promoted twice
     }

@@ -26,6 +26,7 @@ log = logging.getLogger("asrd")
 PROBE_LENGTH = 6
 LayoutWay = Literal["attention", "mask", "none"]  # by transformers' attention interface, by a 4-D mask, not at all
 BLOCK_CAUSAL = ("sdar", "sdar_moe", "llada2_moe")
+NATIVE = {"glm4_moe": "llada2"}  # whose decoder is native to a block-diffusion model of this type; others: SDAR's
 
 
 @dataclass
@@ -83,6 +84,8 @@ class ModelAdapter:
         kind = str(getattr(self.config, "model_type", "")).lower()
         if kind in BLOCK_CAUSAL:
             raise ValueError(f"model_type={kind!r} needs block-causal attention in aligned blocks; not supported yet")
+        self.block_length: int | None = getattr(self.config, "asrd_block_length", None)
+        self.native = str(getattr(self.config, "asrd_native", None) or NATIVE.get(kind, "sdar"))
         self.takes_positions = "position_ids" in parameters or (anything and kind != "llada")
         self.outer_mask = kind == "dream"  # bool [B, 1, L, L] or the word "full", as Dream's own classes require
         self.shift = int(bool(getattr(self.config, "logits_shift", kind == "dream")))
@@ -170,6 +173,23 @@ class ModelAdapter:
             return None
         return attention.bool()[:, None, None] if self.outer_mask else self._ready_mask(attention, queries=1)
 
+    @property
+    def takes_block_mask(self) -> bool:
+        """Whether one forward may show each query other keys. FlashAttention cannot."""
+        return "flash" not in str(self.attention)
+
+    def block_inputs(self, cache: Any, positions: Tensor, visible: Tensor | None) -> dict[str, Any]:
+        """The arguments of a forward on a block-diffusion model besides the embeddings: K/V, position ids [R, W], and
+        visible [R, W, K] bool, the keys that each query sees; None: all."""
+        inputs: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "position_ids": positions}
+        if visible is None:
+            return inputs
+        mask = visible[:, None]
+        if self.attention == "eager":  # adds its mask to the scores
+            closed = torch.finfo(self.table.dtype).min
+            mask = torch.zeros_like(mask, dtype=self.table.dtype).masked_fill(~mask, closed)
+        return inputs | {"attention_mask": mask}
+
     def body(self, embeds: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Hidden states [B, L, D] of `embeds` [B, L, D], or full logits [B, L, V] if body and head cannot be split."""
         with attending(self.config) if KEYWORD in inputs else nullcontext():
@@ -192,6 +212,8 @@ class ModelAdapter:
     @property
     def pads_left(self) -> bool:
         """Whether a left-padded row gives the logits of the row alone."""
+        if self.block_length is not None:
+            return True  # no forward has padding
         if self.capabilities.padding_exact is None:
             self.capabilities.padding_exact = self._probe_padding()
         return self.capabilities.padding_exact
@@ -199,6 +221,8 @@ class ModelAdapter:
     @property
     def pads_right(self) -> bool:
         """Whether a right-padded row gives the logits of the row alone."""
+        if self.block_length is not None:
+            return True
         if self.capabilities.tail_exact is None:
             self.capabilities.tail_exact = self._probe_padding(behind=True)
         return self.capabilities.tail_exact

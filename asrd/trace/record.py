@@ -119,6 +119,8 @@ class Recorder(Inspector):
             "forwards_per_step": 2 if request.cfg_scale > 0 else 1,
             "parts": list(PARTS),
         }
+        if request.lengths is not None and request.offsets is not None:
+            header |= {"lengths": request.lengths.tolist(), "offsets": request.offsets.tolist()}
         ids = [rules.mask_id, rules.pad_id, *rules.eos_ids, *(token for row in prompt for token in row)]
         return header | ({"texts": texts} if (texts := self.texts.new(ids)) else {})
 

@@ -29,7 +29,8 @@ class Canvas:
 
     def __init__(self, header: Header, row: int) -> None:
         self.header, self.row = header, row
-        self.tokens = [header.mask] * header.length
+        own = header.length if header.lengths is None else header.lengths[row]
+        self.tokens = [header.mask] * own + [header.pad] * (header.length - own)
         self.pending: set[int] = set()
         self.anchors: set[int] = set()
         self.cache: list[int] = []

@@ -34,6 +34,8 @@ class Header:
     forwards_per_step: int
     parts: list[str]  # of a step, in the order of its milliseconds
     version: str = ""  # of asrd
+    lengths: list[int] | None = None  # [B] generated positions of each row, padding behind them; None: all of them
+    offsets: list[int] | None = None  # [B] where in a block position 0 is (block-diffusion models); None: at its begin
 
     @property
     def rows(self) -> int:
@@ -83,7 +85,8 @@ def header_of(record: Any) -> Header:
         raise TraceError('there is no header: the first line of a trace begins with {"asrd_trace": ...')
     if record["asrd_trace"] != VERSION:
         raise TraceError(f"asrd_trace={record['asrd_trace']!r}: this version of asrd reads version {VERSION} only")
-    names = [field.name for field in fields(Header)]
+    optional = [name for name in ("lengths", "offsets") if name in record]
+    names = [field.name for field in fields(Header) if field.name not in ("lengths", "offsets")] + optional
     if missing := [name for name in names if name not in record]:
         raise TraceError(f"the header has no {missing[0]!r}")
     header = Header(**{name: record[name] for name in names})
@@ -102,6 +105,10 @@ def header_of(record: Any) -> Header:
         raise TraceError("prompt must be one or more lists of ids of one length")
     if len(header.padding) != header.rows or max(header.padding) > len(header.prompt[0]):
         raise TraceError(f"padding must be {header.rows} numbers, none of them more than the prompt's length")
+    for name, most in (("lengths", header.length), ("offsets", header.block_length - 1)):
+        values = getattr(header, name)
+        if values is not None and (len(_integers(values, name)) != header.rows or max(values) > most):
+            raise TraceError(f"{name} must be {header.rows} numbers, none of them more than {most}")
     return header
 
 

@@ -61,7 +61,8 @@ class Heatmap {
     context.imageSmoothingEnabled = false;
     context.drawImage(this.picture, 0, 0, this.width, replay.count * cellHeight);
     context.fillStyle = colour("line");
-    for (let edge = replay.header.block_length; edge < replay.length; edge += replay.header.block_length) {
+    const offset = replay.header.offsets ? replay.header.offsets[replay.row] : 0; // of position 0 in its block
+    for (let edge = replay.header.block_length - offset; edge < replay.length; edge += replay.header.block_length) {
       context.fillRect(Math.round(edge * cellWidth) - 0.5, 0, 1, replay.count * cellHeight);
     }
     this._marks(context);

@@ -29,13 +29,14 @@ class Replay {
     }
     this.count = this.steps.length;
     this.error = (records[records.length - 1] || {}).error || null;
-    this.end = this.length; // where padding begins
+    this.end = this.header.lengths ? this.header.lengths[row] : this.length; // where padding begins
     this._run();
   }
 
   _run() {
     const { length, count, header } = this, size = (count + 1) * length;
-    this.tokens = new Int32Array(size).fill(header.mask, 0, length);
+    const own = header.lengths ? header.lengths[this.row] : length; // the row may be shorter than others
+    this.tokens = new Int32Array(size).fill(header.mask, 0, own).fill(header.pad, own, length);
     this.roles = new Uint8Array(size);
     this.totals = [{ roles: [length, 0, 0, 0, 0, 0, 0], drafted: 0, revoked: 0, anchors: 0, pending: 0, contradicted: 0, edited: 0, cache: [] }];
     this.witnesses = this.steps.some((events) => events.witness);

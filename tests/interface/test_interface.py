@@ -317,12 +317,10 @@ def test_a_plain_configs_temperature_counts_only_when_sampling(llama: Any) -> No
 
 
 def test_what_would_have_no_effect_is_refused(llama: Any) -> None:
-    from transformers import DynamicCache, LogitsProcessorList, MaxTimeCriteria, MinPLogitsWarper, StoppingCriteriaList
+    from transformers import DynamicCache, LogitsProcessorList, MinPLogitsWarper
 
     with pytest.raises(ValueError, match="MinPLogitsWarper"):
         asrd.fast_generate(llama, IDS, logits_processor=LogitsProcessorList([MinPLogitsWarper(0.1)]))
-    with pytest.raises(ValueError, match="MaxTimeCriteria"):
-        asrd.fast_generate(llama, IDS, stopping_criteria=StoppingCriteriaList([MaxTimeCriteria(9.0)]))
     cache = DynamicCache()
     llama(IDS, past_key_values=cache, use_cache=True)
     with pytest.raises(ValueError, match="past_key_values"):

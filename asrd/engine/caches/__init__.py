@@ -1,4 +1,6 @@
-"""KV caches for models with full attention: a step recomputes a part of the canvas and reuses the rest's K/V.
+"""KV caches: a step recomputes a part of the canvas and reuses the rest's K/V.
+
+For models with full attention, an approximation:
 
 schedule  which positions of a row a step recomputes ("prefix", "dual", refreshes)
 layer     K/V of every canvas position; what a forward recomputes is scattered into them row by row
@@ -6,8 +8,15 @@ partial   the model's body on chosen positions, in as few forwards as the rows a
 body      the two together, as the loop calls them
 fixed     the same forwards in a few fixed shapes, for CUDA graphs
 support   which models, decoders and settings go together with a cache
+
+For block-diffusion models, exact:
+blocks       the open block of each row, on the K/V of the blocks before it
+block_layer  these K/V, in one buffer a layer
+block_support  which models, decoders and settings can be used there
 """
 
+from asrd.engine.caches.block_support import settle_blocks
+from asrd.engine.caches.blocks import BlockBody
 from asrd.engine.caches.body import CachedBody
 from asrd.engine.caches.fixed import FixedForwards, Part
 from asrd.engine.caches.layer import CanvasCache, copy_lines
@@ -16,6 +25,7 @@ from asrd.engine.caches.schedule import Schedule
 from asrd.engine.caches.support import require_cache
 
 __all__ = [
+    "BlockBody",
     "CachedBody",
     "CanvasCache",
     "FixedForwards",
@@ -24,4 +34,5 @@ __all__ = [
     "Schedule",
     "copy_lines",
     "require_cache",
+    "settle_blocks",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from asrd.engine.caches import FixedForwards
+from asrd.engine.caches import CachedBody, FixedForwards
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.graph import Graphs
 from asrd.engine.loop import Run, finish, with_blind
@@ -19,7 +19,7 @@ class CachedStep:
     """Each call is one step. Its parts: embeddings and what is due; slices; whole canvases; LM head to commit."""
 
     def __init__(self, graphs: Graphs, run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
-        assert run.cache is not None
+        assert isinstance(run.cache, CachedBody)
         self.graphs, self.run, self.decoder, self.buffers = graphs, run, decoder, buffers
         prompt = run.request.prompt
         self.forwards = FixedForwards(run.cache, prompt.shape[0], run.copies, prompt.device)

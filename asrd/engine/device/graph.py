@@ -155,6 +155,8 @@ def _say(reason: str) -> None:
 
 def why_not_captured(run: Run, decoder: Decoder, observers: Sequence[object]) -> str:
     """Why the steps of this decode cannot be a graph, or nothing."""
+    if run.request.starts is not None:
+        return "the rows of a block-diffusion model are at blocks of their own, which have no fixed shape yet"
     if run.cache is not None and decoder.attention_layout() is not None:
         return f"{type(decoder).__name__} puts rows behind the canvas, which with a KV cache have no fixed shape yet"
     if any(isinstance(observer, Inspector) for observer in observers):

@@ -20,14 +20,14 @@ class StreamObserver:
             )
         self.streamer = streamer
         self.mask_id = request.rules.mask_id
-        self.sent = 0
+        self.sent, self.length = 0, request.asked
         attention = request.attention
         prompt = request.prompt[0]
         self.streamer.put((prompt if attention is None else prompt[attention[0, : len(prompt)].bool()]).cpu())
 
     def __call__(self, state: DecodeState) -> None:
-        tokens: Tensor = state.generated[0].cpu()
-        is_open = (tokens == self.mask_id) | state.pending[0].cpu()
+        tokens: Tensor = state.generated[0, : self.length].cpu()
+        is_open = (tokens == self.mask_id) | state.pending[0, : self.length].cpu()
         final = int(is_open.long().argmax()) if bool(is_open.any()) else len(tokens)
         if final > self.sent:
             self.streamer.put(tokens[self.sent : final])

@@ -1,0 +1,95 @@
+"""What a decode on a block-diffusion model may be given; the model's own block length and threshold where nothing is.
+
+Whether the model keeps to masks, positions and K/V is found out by running it on a few tokens, once per model object.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from asrd.config import AsrdConfig, is_given
+from asrd.engine.caches.block_layer import BlockCache
+from asrd.engine.decoder import Decoder
+from asrd.models.adapter import ModelAdapter, evaluating
+from asrd.settings import DefaultFloat
+
+log = logging.getLogger("asrd")
+
+THRESHOLDS = {"sdar": 0.85, "llada2": 0.95, "llada21": 0.95}  # the authors' defaults
+PROBE_BLOCK = 2
+
+
+def settle_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decoder]) -> None:
+    """Raise ValueError unless this decoder with these settings runs on this block-diffusion model; put its own block
+    length and threshold into the settings that are not given."""
+    name = type(adapter.model).__name__
+    if adapter.native not in THRESHOLDS:
+        raise ValueError(
+            f"asrd_native={adapter.native!r} of {name} is unknown: expected one of {', '.join(THRESHOLDS)}"
+        )
+    if not decoder.on_blocks:
+        raise ValueError(
+            f"decoder={config.decoder!r} needs full attention, but {name} is a block-diffusion model:"
+            " use 'threshold' or 'factor'"
+        )
+    for field, neutral, why in (
+        ("kv_cache", None, "the exact cache of finished blocks is always on"),
+        ("kv_refresh", None, "nothing in its cache grows old"),
+        ("cfg_scale", 0, "classifier-free guidance is not offered there"),
+        ("scope", "block", "later blocks are not computed"),
+    ):
+        if (value := getattr(config, field)) != neutral:
+            raise ValueError(f"{field}={value!r} cannot be used with {name}, a block-diffusion model: {why}")
+    if not is_given(config.block_length):
+        config.block_length = int(adapter.block_length or 0)
+    elif config.block_length != adapter.block_length:
+        log.warning(
+            "block_length=%d, but %s was trained with blocks of %d", config.block_length, name, adapter.block_length
+        )
+    if not is_given(config.threshold):
+        config.threshold = DefaultFloat(THRESHOLDS[adapter.native])
+    if adapter.capabilities.no_cache_reason is None:
+        adapter.capabilities.no_cache_reason = _reason(adapter)
+    if adapter.capabilities.no_cache_reason:
+        raise ValueError(
+            f"{name} cannot be decoded in blocks, for it is a model {adapter.capabilities.no_cache_reason}:"
+            " load the checkpoint with asrd.load"
+        )
+
+
+def _reason(adapter: ModelAdapter) -> str:
+    """What is wrong with this model's way with masks, positions and K/V, or nothing."""
+    if not adapter.takes_positions:
+        return "that takes no position_ids"
+    try:
+        good = _keeps_to_blocks(adapter)
+    except (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
+        return f"that fails when it is given past_key_values ({type(error).__name__}: {' '.join(str(error).split())})"
+    return "" if good else "that does not read masks and past_key_values as transformers' own models do"
+
+
+@torch.no_grad()
+def _keeps_to_blocks(adapter: ModelAdapter) -> bool:
+    """Do blocks one by one, on the K/V of those before them, read as in one forward with a block-causal mask, and do
+    they read differently without one?"""
+    embeds = adapter.table[adapter.probe_ids(0)]
+    length, size = embeds.shape[1], PROBE_BLOCK
+    place = torch.arange(length, device=embeds.device)[None]
+    found = []
+    with evaluating(adapter.model):
+        cache = BlockCache(length)
+        for first in range(0, length, size):
+            cache.aim(1, None, first, first + size)
+            here = slice(first, first + size)
+            found.append(adapter.body(embeds[:, here], adapter.block_inputs(cache, place[:, here], None)))
+        if not adapter.takes_block_mask:
+            return True
+        cache = BlockCache(length)
+        cache.aim(1, None, 0, length)
+        visible = place[:, None, :] < (place // size + 1)[:, :, None] * size
+        whole = adapter.body(embeds, adapter.block_inputs(cache, place, visible))
+    scale = 2e-2 if adapter.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    bound = scale * float(whole.abs().max())
+    return torch.allclose(torch.cat(found, 1).float(), whole.float(), rtol=scale, atol=bound)
