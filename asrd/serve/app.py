@@ -42,7 +42,7 @@ def make_app(
     app.state.service = service
     _add_routes(app, service, log_prompts)
     if page:
-        html, policy = live_page(service.name)
+        html, policy = live_page()
 
         async def show(_: Request) -> Response:
             return HTMLResponse(html, headers={"Content-Security-Policy": policy})
@@ -52,7 +52,7 @@ def make_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _own_error)
     limits = service.limits
-    app.add_middleware(Gate, key=api_key, body=limits.body, seconds=limits.receive_seconds, anyone=anyone)  # type: ignore[arg-type]
+    app.add_middleware(Gate, key=api_key, body=limits.body, seconds=limits.receive_seconds, anyone=anyone)
     return app
 
 

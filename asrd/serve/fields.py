@@ -55,7 +55,7 @@ FIELDS: dict[str, OpenAIField] = {
     "temperature": OpenAIField("differs", "from 0 to 2; default: the server's, 0 unless it was started with another"),
     "top_p": _no("nucleus sampling is not offered", 1),
     "n": OpenAIField("supported", "choices of each prompt, each with sampling noise of its own"),
-    "stop": OpenAIField("supported", "up to 4 strings; the text is cut exactly before the one that is completed first"),
+    "stop": OpenAIField("supported", "up to 4 strings; the text is cut exactly before the first one"),
     "seed": OpenAIField("supported", "the same seed gives the same answer, whatever runs beside it"),
     "stream": OpenAIField("supported", "server-sent events; text that was sent is never taken back"),
     "stream_options": OpenAIField("supported", "include_usage"),
@@ -246,7 +246,7 @@ def _max_tokens(given: Mapping[str, Any], limits: Limits) -> int | None:
 
 def _settings(given: Mapping[str, Any], asrd: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the decode that a request has."""
-    settings = {}
+    settings: dict[str, Any] = {}
     if "temperature" in given:
         settings["temperature"] = _real(given, "temperature", 0, 2)
     for name, value in asrd.items():

@@ -19,7 +19,7 @@ class Metrics:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        into = {"registry": self.registry}
+        into: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("asrd_requests", "answered requests", ["endpoint", "status"], **into)
         self.latency = Histogram("asrd_request_seconds", "from request to answer", buckets=SECONDS, **into)
         self.first = Histogram("asrd_first_text_seconds", "from request to the first text", buckets=SECONDS, **into)

@@ -42,8 +42,6 @@ class Choice:
     @property
     def completion_tokens(self) -> int:
         """Tokens of the answer, the end of the text included."""
-        if self.text.stopped_by is not None:
-            return self.text.completion_tokens
         return self.result.length if self.result is not None else 0
 
     @property
@@ -98,12 +96,10 @@ class Reply:
             choice = self.choices[number]
             if isinstance(event, dict):
                 yield Update(number, draft=event)
-            elif isinstance(event, Settled) and choice.text.stopped_by is None:
+            elif isinstance(event, Settled):
                 if delta := choice.text.add(event.tokens):
                     self._said()
                     yield Update(number, delta)
-                if choice.text.stopped_by is not None:  # its end comes with the next step
-                    self.service.worker.cancel(self._tickets[number])
             elif isinstance(event, Ended):
                 for update in self._end(number, choice, event.result):
                     yield update
@@ -135,19 +131,14 @@ class Reply:
         choice.result = result
         if result.error is not None:
             raise ApiError(500, result.error)
-        if result.finish_reason == "cancelled" and choice.text.stopped_by is None:
+        if result.finish_reason == "cancelled":
             raise ApiError(503, "the request was cancelled")
-        delta = choice.text.end(result.tokens)
+        delta = choice.text.end(result.tokens[: result.length], result.stopped_by is not None)
         if delta:
             self._said()
         self.service.metrics.unfaithful.inc(not choice.text.faithful)
-        reason = "stop" if choice.text.stopped_by is not None else result.finish_reason
-        return [*([Update(number, delta)] if delta else []), self._finish(number, choice, reason)]
-
-    def _finish(self, number: int, choice: Choice, reason: str) -> Update:
-        self.ended[number] = True
-        choice.finish_reason = reason
-        return Update(number, finish_reason=reason)
+        self.ended[number], choice.finish_reason = True, result.finish_reason
+        return [*([Update(number, delta)] if delta else []), Update(number, finish_reason=result.finish_reason)]
 
     def _said(self) -> None:
         if not self._first_text:

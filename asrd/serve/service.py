@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from asrd.arguments import resolve_config
-from asrd.config import AsrdConfig
+from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders import DECODERS
 from asrd.many import Engine, Observer
 from asrd.models import ModelAdapter, special_ids
@@ -22,6 +22,11 @@ from asrd.serve.metrics import Metrics
 from asrd.serve.prompts import encode_order
 from asrd.serve.worker import Event, Ticket, Worker
 
+BY_DECODER = {  # settings that belong to one decoder or another, not to the model or the server
+    "threshold", "window", "capacity", "alpha", "beta", "scope", "revoked_history", "anchor_eos", "verify", "magnitude",
+    "probe", "steps", "remasking", "alg", "eps", "factor", "threshold_back", "ratio", "max_edits", "witnesses",
+    "saber_n", "saber_variant", "faithful",
+}  # fmt: skip
 MEMORY = 0.9  # of the running mean of seconds per answer
 
 
@@ -42,6 +47,7 @@ class Service:
         settings: dict[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.name, self.slots, self.limits = tokenizer, name, slots, limits or Limits()
+        self.given = settings or {}
         self.config: AsrdConfig = resolve_config(None, settings or {})
         adapter = ModelAdapter(model)
         ids = special_ids(adapter, self.config, tokenizer)
@@ -92,20 +98,27 @@ class Service:
 
     def tickets(self, order: Order, prompts: list[list[int]], notify: Callable[[int, Event], None]) -> list[Ticket]:
         """A ticket for each choice, submitted; `notify` is told its number and each event."""
-        seed = order.seed
+        seed, settings = order.seed, self._own_settings(order)
         if seed is None and order.settings.get("temperature", self.config.temperature) > 0:
             seed = secrets.randbits(63)
-        watch = order.stream or bool(order.stop)
         made = []
         for number in range(len(prompts) * order.n):
             ids, row = prompts[number // order.n], number % order.n
             own = {"max_new_tokens": self.max_tokens(order, len(ids)), "row_id": row}
             own |= {"seed": self.config.seed if seed is None else seed}
-            made.append(Ticket(ids, order.settings | own, self._told(number, notify), watch, order.drafts))
+            own |= {"stop_strings": list(order.stop)} if order.stop else {}
+            made.append(Ticket(ids, settings | own, self._told(number, notify), order.stream, order.drafts))
         self.inflight += len(made)
         for ticket in made:
             self.worker.submit(ticket)
         return made
+
+    def _own_settings(self, order: Order) -> dict[str, Any]:
+        """Those of the order. With a decoder other than the server's, the server's settings of that one are dropped."""
+        if order.settings.get("decoder", self.config.decoder) == self.config.decoder:
+            return order.settings
+        dropped = {name: FIELDS[name].default for name in self.given if name in BY_DECODER}
+        return dropped | order.settings
 
     def max_tokens(self, order: Order, prompt: int) -> int:
         """How much an answer may have: what was asked for, or the server's own as far as the context goes."""

@@ -1,12 +1,15 @@
 """`SettledText`: the text of settled tokens as it grows, never taking anything back.
 
 A delta ends at a whole character and holds back blanks at the end (a tokenizer may join them with what follows) and
-whatever may be the beginning of a stop string. So the deltas joined are the text of the whole answer, cut exactly.
+whatever may be the beginning of a stop string. So the deltas joined are the text of the whole answer, cut exactly. That
+a stop string has ended the answer is the engine's decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+
+from asrd.engine.stopping import text_before
 
 INCOMPLETE = "\ufffd"  # what tokenizers give for a part of a character
 
@@ -15,7 +18,7 @@ class SettledText:
     """Text of one answer.
 
     decode  ids to text, special tokens left out
-    stop    the text ends before the first of these that is completed in it
+    stop    strings that end the text; none of them is ever part of it
     strip   blanks at both ends are dropped
     """
 
@@ -23,54 +26,31 @@ class SettledText:
         self.decode, self.stop, self.strip = decode, tuple(stop), strip
         self.tokens: list[int] = []
         self.sent = ""
-        self.stopped_by: str | None = None
         self.faithful = True  # whether the text is what the deltas said
 
     def add(self, tokens: Sequence[int]) -> str:
         """More tokens have settled; what can be said for sure since the last call."""
         self.tokens += tokens
-        return self._advance(final=False)
-
-    def end(self, tokens: Sequence[int]) -> str:
-        """All tokens of the answer are there; the rest of its text."""
-        if self.stopped_by is None:
-            self.tokens = list(tokens)
-        return self._advance(final=True)
-
-    @property
-    def completion_tokens(self) -> int:
-        """Of a text that a stop string has ended: tokens up to the one that completes it."""
-        low, high = 1, len(self.tokens)
-        while low < high:
-            middle = (low + high) // 2
-            if first_stop(self.decode(self.tokens[:middle]), self.stop):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _advance(self, final: bool) -> str:
         text = self.decode(self.tokens)
-        found = first_stop(text, self.stop)
-        if found is not None:
-            position, self.stopped_by = found
-            text, final = text[:position], True
-        if not final:
+        before = text_before(text, self.stop)
+        if before == text:
             text = text.rstrip(INCOMPLETE)
-            text = text[: len(text) - held_back(text, self.stop)].rstrip()
-        if self.strip:
-            text = text.lstrip() if not final else text.strip()
+            before = text[: len(text) - held_back(text, self.stop)]
+        return self._say(before.strip() if self.strip else before.rstrip())
+
+    def end(self, tokens: Sequence[int], stopped: bool = False) -> str:
+        """All tokens of the answer are there, and a stop string has ended it or not; the rest of its text."""
+        self.tokens = list(tokens)
+        text = text_before(self.decode(self.tokens), self.stop if stopped else ())
+        text = text.strip() if self.strip else text
+        self.faithful = text.startswith(self.sent)
+        return self._say(text)
+
+    def _say(self, text: str) -> str:
         if not text.startswith(self.sent):
-            self.faithful = not final
             return ""
         delta, self.sent = text[len(self.sent) :], text
         return delta
-
-
-def first_stop(text: str, stop: Sequence[str]) -> tuple[int, str] | None:
-    """Where the stop string that is completed first begins, and which it is; of two, the one that begins first."""
-    found = [(text.find(word) + len(word), text.find(word), word) for word in stop if word in text]
-    return min(found)[1:] if found else None
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:

@@ -228,15 +228,20 @@ class Worker:
         is_open = (moment.tokens == self.mask_id) | moment.pending
         first = torch.where(is_open.any(1), is_open.long().argmax(1), state.length).tolist()
         for slot in slots:
-            ticket, length = owners[slot], lengths[slot]
+            ticket = owners[slot]
             assert ticket is not None
+            length = min(lengths[slot], ticket.settings["max_new_tokens"])  # block models have whole blocks
             settled = min(first[slot], length)
             if ticket.settled and settled > ticket._seen:
                 self._outbox.append((ticket, Settled(moment.tokens[slot, ticket._seen : settled].tolist())))
                 ticket._seen = settled
             if ticket.steps:
-                row = Moment(*(values[slot : slot + 1] for values in moment))
-                cut = Moment(*(values[:, :length] for values in row[:3]), row.done)
+                row = moment._replace(done=moment.done[slot : slot + 1])
+                cut = row._replace(
+                    tokens=row.tokens[slot : slot + 1, :length],
+                    pending=row.pending[slot : slot + 1, :length],
+                    trusted=row.trusted[slot : slot + 1, :length],
+                )
                 self._outbox.append((ticket, Stepped(cut, settled)))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from asrd.serve.text import first_stop
+from asrd.engine.stopping import text_before
 from tests.support.server import QUESTION, Running, alone, chat, running, tiny
 
 
@@ -100,9 +100,7 @@ def test_stop_strings_cut_the_text_exactly(client: OpenAI, stream: bool) -> None
     stops: list[Any] = [words[3], [words[-1], words[5]], whole[middle - 3 : middle + 4], "never there", whole[0]]
     stops += [whole[at : at + rng.randint(1, 6)] for at in rng.sample(range(len(whole) - 6), 4)]
     for stop in stops:
-        listed = [stop] if isinstance(stop, str) else stop
-        found = first_stop(whole, listed)
-        expected = whole if found is None else whole[: found[0]].strip()
+        expected = text_before(whole, stop).strip()
         ask: Any = {"model": "tiny", "messages": chat(), "stop": stop, "max_tokens": 32}
         if stream:
             chunks = [c.choices[0] for c in client.chat.completions.create(stream=True, **ask)]

@@ -6,12 +6,21 @@ import random
 
 import pytest
 
-from asrd.serve.text import SettledText, first_stop, held_back
+from asrd.engine.stopping import StopStrings, text_before
+from asrd.serve.text import SettledText, held_back
 
 
 def by_bytes(ids: list[int]) -> str:
     """A tokenizer of bytes: characters come in parts."""
     return bytes(ids).decode("utf-8", errors="replace")
+
+
+class Bytes:
+    """As much of a tokenizer as stop strings ask for."""
+
+    @staticmethod
+    def decode(ids: list[int], **_: object) -> str:
+        return by_bytes(ids)
 
 
 ALPHABET = ["a", "b", "c", " ", "\n", "ä", "€", "🙂", "ab", "bc"]
@@ -30,28 +39,19 @@ def test_deltas_joined_are_the_whole_text_in_whatever_pieces_it_comes(seed: int,
         text = "".join(rng.choices(ALPHABET, k=rng.randrange(1, 30)))
         stop = ["".join(rng.choices(ALPHABET, k=rng.randrange(1, 4))) for _ in range(rng.randrange(3))]
         ids = list(text.encode())
-        found = first_stop(text, stop)
-        expected = text if found is None else text[: found[0]]
+        kept = StopStrings(Bytes, stop)(ids) if stop else None  # what the engine would do
+        expected = text if kept is None else text_before(by_bytes(ids[:kept]), stop)
         expected = expected.strip() if strip else expected
-        answer, deltas = SettledText(by_bytes, stop, strip), []
+        answer = SettledText(by_bytes, stop, strip)
+        deltas = []
         for piece in pieces(rng, ids):
-            if answer.stopped_by is None:
-                deltas.append(answer.add(piece))
-        deltas.append(answer.end(ids))
+            deltas.append(answer.add(piece))
+            if kept is not None and len(answer.tokens) >= kept:
+                break
+        deltas.append(answer.end(ids[:kept], stopped=kept is not None))
         assert "".join(deltas) == answer.sent == expected
         assert answer.faithful
-        assert answer.stopped_by == (found and found[1])
-        for delta in deltas:
-            assert "\ufffd" not in delta
-        if found:
-            assert by_bytes(ids[: answer.completion_tokens]).count(found[1]) == 1
-            assert found[1] not in by_bytes(ids[: answer.completion_tokens - 1])
-
-
-def test_the_stop_string_that_is_completed_first_counts() -> None:
-    assert first_stop("xabcd", ["abcd", "bc"]) == (2, "bc")
-    assert first_stop("xabc", ["bc", "abc"]) == (1, "abc")
-    assert first_stop("xyz", ["q"]) is None
+        assert not any("\ufffd" in delta for delta in deltas)
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
