@@ -1,9 +1,9 @@
 """The command `asrd`. An error is one line on standard error and exit code 2.
 
-demo, generate, trace, compare, diagnose, serve  one module per subcommand, each with `add(subparsers)`
-settings                                         options that several commands share
-requests                                         a file of prompts and the file of its results
-display                                          a canvas in the terminal
+demo, generate, trace, compare, diagnose, serve, batch  one module per subcommand, each with `add(subparsers)`
+settings                                                options that several commands share
+requests                                                a file of prompts and the file of its results
+display                                                 a canvas in the terminal
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from importlib import metadata
 
-from asrd.cli import compare, demo, diagnose, generate, serve, trace
+from asrd.cli import batch, compare, demo, diagnose, generate, serve, trace
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"asrd {metadata.version('asrd')}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (demo, generate, trace, compare, diagnose, serve):
+    for module in (demo, generate, trace, compare, diagnose, serve, batch):
         module.add(commands)
     return top
 

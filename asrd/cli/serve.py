@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from asrd.cli.settings import add_model, add_settings, load_model, settings_of
+from asrd.cli.settings import add_model, add_settings, load_arguments, settings_of
 from asrd.config import check
 
 LIMITS = {  # option: field of Limits, type, default, help
@@ -39,6 +39,19 @@ def add(commands: Any) -> None:
     command.add_argument("--kv-cache", choices=["prefix", "dual"], default=None, help="KV cache of all requests")
     add_model(command)
     add_settings(command)
+    ray = command.add_argument_group("Ray")
+    ray.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        default=None,
+        metavar="ADDRESS",
+        help="serve on Ray: a cluster's address, or nothing to start one here",
+    )
+    ray.add_argument("--replicas", type=int, default=1, help="engines (default: 1)")
+    ray.add_argument("--max-replicas", type=int, default=None, help="let Ray add replicas up to this number under load")
+    ray.add_argument("--cpus", type=float, default=1.0, help="processors of a replica (default: 1)")
+    ray.add_argument("--gpus", type=float, default=0.0, help="GPUs of a replica (default: 0)")
     safety = command.add_argument_group("safety")
     safety.add_argument("--api-key", default=None, help="key that clients must send; ASRD_API_KEY keeps it out of ps")
     safety.add_argument("--api-key-file", type=Path, default=None, help="file with the key")
@@ -60,20 +73,52 @@ def run(arguments: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError:
         raise ValueError("asrd serve needs FastAPI and uvicorn: pip install 'asrd[serve]'") from None
-    from asrd.serve.app import make_app
+    from asrd.serve.plan import Plan
     from asrd.serve.run import check_binding, make_server
-    from asrd.serve.service import Service
 
     key = api_key(arguments)
     check_binding(arguments.host, key, arguments.allow_anonymous)
-    settings, limits = settings_of_server(arguments), limits_of(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    for noisy in ("httpx", "transformers"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    model, tokenizer = load_model(arguments)
-    service = Service(model, tokenizer, served_name(arguments), arguments.slots, limits, settings)
-    app = make_app(service, key, arguments.allow_anonymous, arguments.log_prompts, not arguments.no_page)
+    plan = Plan(
+        model=arguments.model,
+        name=served_name(arguments),
+        load=load_arguments(arguments),
+        slots=arguments.slots,
+        limits=limits_of(arguments),
+        settings=settings_of_server(arguments),
+        api_key=key,
+        anyone=arguments.allow_anonymous,
+        log_prompts=arguments.log_prompts,
+        page=not arguments.no_page,
+    )
+    if arguments.ray is not None:
+        serve_on_ray(arguments, plan)
+        return
+    service, app = plan.make()
     make_server(app, service, arguments.host, arguments.port).run()
+
+
+def serve_on_ray(arguments: argparse.Namespace, plan: Any) -> None:
+    """The same app as replicas on a cluster."""
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        raise ValueError("--ray needs Ray: pip install 'asrd[ray]'") from None
+    from asrd.serve.ray_serve import connect, deploy, wait_for_signal
+
+    most = max(arguments.replicas, arguments.max_replicas or 0)
+    connect(arguments.ray, cpus=max(os.cpu_count() or 1, int(most * arguments.cpus) + 1))
+    deploy(
+        plan,
+        arguments.replicas,
+        arguments.max_replicas,
+        arguments.host,
+        arguments.port,
+        arguments.cpus,
+        arguments.gpus,
+    )
+    print(f"{plan.name} is served at http://{arguments.host}:{arguments.port}", flush=True)
+    wait_for_signal()
 
 
 def api_key(arguments: argparse.Namespace) -> str | None:

@@ -15,6 +15,9 @@ app       the routes
 metrics   for Prometheus
 page      the live page
 run       the app under uvicorn, with graceful shutdown
+plan      all that makes a server, as values
+ray_serve the same app as replicas on Ray Serve
+ray_data  files of prompts over Ray Data workers
 
 A request on its way: gate -> app -> fields -> prompts -> replies -> worker -> engine, and back by replies and wire.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -150,5 +151,6 @@ class Service:
             "max_tokens": self.limits.max_tokens,
             "context_length": self.context,
             "slots": self.slots,
+            "process": os.getpid(),  # which of several replicas this is
             "chat": getattr(self.tokenizer, "chat_template", None) is not None,
         }
