@@ -56,7 +56,7 @@ setup(
         "torch>=2.6",
         "transformers>=5.22,<6",
         "accelerate>=1.10",
-        "safetensors>=0.5",
+        "safetensors>=0.8",
         "matplotlib>=3.9",
         "tqdm>=4.66",
         "rich>=14",

@@ -5,6 +5,7 @@ arguments.py what a call may be given, resolved to one config; what transformers
 many.py      `Engine`, `generate_many`: many requests in one running batch
 config.py    `AsrdConfig`: the settings; settings.py has each one's default, range and meaning
 output.py    `AsrdOutput`: text and counters
+files.py     files that are written whole or not at all
 models/      `load`, and the adapter through which every model is called
 engine/      the loop, requests, KV caches, CUDA graphs, observers
 decoders/    one decoder a file, and the table of names
@@ -14,7 +15,7 @@ serve/       an OpenAI-compatible server, and Ray
 cli/         the command `asrd`
 
 `import asrd` imports nothing heavy; each name is loaded when it is first used.
-Layers import downwards only: asrd_kernels < settings < config, output < models < engine < decoders < trace <
+Layers import downwards only: asrd_kernels < settings, files < config, output < models < engine < decoders < trace <
 viewer, generate < many < lab < serve < cli (tests/interface/test_layers.py).
 """
 
@@ -54,8 +55,8 @@ _HOMES = {
     "load": "asrd.models",
 }
 _MODULES = (
-    "arguments", "cli", "config", "decoders", "engine", "generate", "lab", "many", "models", "output", "serve",
-    "settings", "trace", "viewer",
+    "arguments", "cli", "config", "decoders", "engine", "files", "generate", "lab", "many", "models", "output",
+    "serve", "settings", "trace", "viewer",
 )  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 

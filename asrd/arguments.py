@@ -43,11 +43,13 @@ def resolve_config(
     settings: dict[str, Any],
     max_length: int | None = None,
     input_ids: Tensor | None = None,
+    model: Any = None,
 ) -> AsrdConfig:
     """One AsrdConfig from a config and the keywords that override it; a None that its
     field does not allow is an error, except for max_new_tokens, where it means: not given.
 
-    max_length (prompt and text together) counts where no number of new tokens is given.
+    max_length (prompt and text together) counts where no number of new tokens is given; without it, the length that the
+    model's own generation config gives.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         found = type(generation_config).__name__
@@ -74,12 +76,20 @@ def resolve_config(
         if max_length <= width:
             raise ValueError(f"max_length={max_length} leaves no room behind a prompt of {width} tokens")
         given["max_new_tokens"] = max_length - width
+    if "max_new_tokens" not in base | given:
+        given["max_new_tokens"] = default_length(model)
     config = AsrdConfig(**base | given)
     for name in without_effect(config):
         log_once(f"{name} does nothing: decoder={config.decoder!r}, as it is set up, does not look at it")
     if config.kv_refresh is not None and config.kv_cache is None:
         log_once(f"kv_refresh={config.kv_refresh} does nothing without kv_cache")
     return config
+
+
+def default_length(model: Any) -> int:
+    """How many tokens are decoded where nothing is said: what the model's own generation config says, else 256."""
+    own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
+    return int(own) if isinstance(own, int) and own > 0 else int(FIELDS["max_new_tokens"].default)
 
 
 def _refuse_foreign(config: GenerationConfig) -> None:

@@ -85,7 +85,7 @@ def fast_generate(
         refuse_lost_streamer()
     if not isinstance(trace, str | os.PathLike | None):
         raise ValueError(f"trace={trace!r} is not a path: give a file name (or did you mean return_trace=True?)")
-    config = resolve_config(generation_config, arguments, max_length, input_ids)
+    config = resolve_config(generation_config, arguments, max_length, input_ids, model)
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
     warn_of_training(model)

@@ -115,7 +115,7 @@ class Engine:
         self.adapter, self.tokenizer, self.chat = ModelAdapter(model), tokenizer, chat
         warn_of_training(model)
         self._kinds: dict[str, Kind] = {}
-        self._kind = self._kind_of(resolve_config(generation_config, settings))
+        self._kind = self._kind_of(resolve_config(generation_config, settings, model=model))
         self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers])
         self._submitted = 0
         self._ended: list[Result] = []  # and not yet handed out
@@ -286,14 +286,21 @@ def generate_many(
     yield from Engine(model, tokenizer, slots, **options).run(prompts)
 
 
+def chat_text(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
+    """Messages through the tokenizer's chat template, whose own errors become a ValueError."""
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "jinja2":
+            raise
+        raise ValueError(f"the tokenizer's chat template fails: {error}; leave it out (--raw) or correct it") from error
+
+
 def encode(tokenizer: Any, prompts: list[str], chat: bool) -> Any:
     """`input_ids` and `attention_mask` [B, P], left-padded; through the chat template if there is one."""
     chat = chat and tokenizer.chat_template is not None
     if chat:
-        prompts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": p}], add_generation_prompt=True, tokenize=False)
-            for p in prompts
-        ]
+        prompts = [chat_text(tokenizer, [{"role": "user", "content": p}]) for p in prompts]
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer(

@@ -1,40 +1,37 @@
 """The command `asrd`. An error is one line on standard error and exit code 2.
 
-demo, generate, trace, compare, diagnose, serve, batch  one module per subcommand, each with `add(subparsers)`
-settings                                                options that several commands share
-requests                                                a file of prompts and the file of its results
-display                                                 a canvas in the terminal
+commands                           the options of every command and what is wrong with them; diagnose_options,
+                                   serve_options
+settings                           options that several commands share
+demo, generate, trace, compare, diagnose, serve, batch  one module per command, imported when it runs
+loading                            plugins, model and task of a command
+requests                           a file of prompts and the file of its results
+display                            a canvas in the terminal
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import signal
 import sys
-from importlib import metadata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import Any
 
-from asrd.cli import batch, compare, demo, diagnose, generate, serve, trace
+from asrd.cli.commands import parser
 
-
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    top = argparse.ArgumentParser(
-        prog="asrd",
-        description="Anchor-supervised revocable decoding for diffusion LLMs.",
-        epilog="asrd COMMAND --help shows a command's options.",
-    )
-    top.add_argument("--version", action="version", version=f"asrd {metadata.version('asrd')}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (demo, generate, trace, compare, diagnose, serve, batch):
-        module.add(commands)
-    return top
+INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    arguments = parser().parse_args(argv)
     try:
-        arguments.run(arguments)
+        arguments = parser().parse_args(argv)
+        arguments.check(arguments)
+        function = _function(arguments.run)
+        function(arguments)
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the pipe is closed: nothing to flush
@@ -43,5 +40,32 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("asrd: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return 0
+
+
+def _function(name: str) -> Callable[[Any], None]:
+    """The function of "module:name". What it imports takes seconds, in which libraries may catch an interruption."""
+    module, _, function = name.partition(":")
+    with _leaving_at_once():
+        found: Callable[[Any], None] = getattr(import_module(module), function)
+        return found
+
+
+@contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process with one line, whatever runs."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"asrd: interrupted\n")
+        os._exit(INTERRUPTED)
+
+    try:
+        before = signal.signal(signal.SIGINT, leave)
+    except ValueError:  # not in the main thread, to which alone signals come
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

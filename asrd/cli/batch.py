@@ -13,44 +13,17 @@ from typing import Any
 from tqdm import tqdm
 
 from asrd.cli.generate import record_of, run_key
+from asrd.cli.loading import load_arguments
 from asrd.cli.requests import ResultFile, read_requests
-from asrd.cli.settings import add_model, add_settings, load_arguments, settings_of
-
-
-def add(commands: Any) -> None:
-    """Register the command."""
-    command = commands.add_parser(
-        "batch",
-        help="decode a file of prompts on a Ray cluster",
-        description="Decode every prompt of a file with Ray Data workers. Needs: pip install 'asrd[ray]'."
-        " DIR/results.jsonl gets each result as soon as it is there; the same command goes on after an interruption,"
-        " and in the end the file is in the order of the prompts.",
-        epilog="example: asrd batch prompts.jsonl --out DIR --ray local --workers 2",
-    )
-    command.add_argument(
-        "file", type=Path, help="a prompt per line; in .jsonl a string, or an object with settings"
-    )
-    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results.jsonl")
-    command.add_argument("--ray", default="local", metavar="ADDRESS", help="cluster, or local to start one (default)")
-    command.add_argument("--workers", type=int, default=1, help="each has the model and an engine (default: 1)")
-    command.add_argument("--slots", type=int, default=16, help="prompts that a worker decodes at a time (default: 16)")
-    command.add_argument("--batch", type=int, default=64, help="prompts handed to a worker at a time (default: 64)")
-    command.add_argument("--cpus", type=float, default=1.0, help="processors of a worker (default: 1)")
-    command.add_argument("--gpus", type=float, default=0.0, help="GPUs of a worker (default: 0)")
-    command.add_argument("--raw", action="store_true", help="do not apply the tokenizer's chat template")
-    add_model(command)
-    add_settings(command)
-    command.set_defaults(run=run)
+from asrd.cli.settings import settings_of
+from asrd.files import read_text, write_text
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Decode what has no result yet, then put the file in order."""
-    for name in ("workers", "slots", "batch"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} {getattr(arguments, name)} is out of range: expected an integer of at least 1")
     settings = settings_of(arguments)
     is_json = arguments.file.suffix == ".jsonl"
-    requests = read_requests(arguments.file.read_text(encoding="utf-8"), is_json, str(arguments.file))
+    requests = read_requests(read_text(arguments.file), is_json, str(arguments.file))
     if not requests:
         raise ValueError(f"{arguments.file} has no prompts")
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -98,9 +71,4 @@ def put_in_order(path: Path) -> None:
     records = sorted((json.loads(line)["index"], line) for line in lines)
     if [line for _, line in records] == lines:
         return
-    new = path.with_suffix(".sorted")
-    with new.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for _, line in records)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    write_text(path, "".join(line + "\n" for _, line in records))

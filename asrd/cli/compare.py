@@ -1,102 +1,133 @@
-"""`asrd compare`: decoders side by side on the packaged problems."""
+"""`asrd compare`: decoders side by side on the packaged problems, or on any model's own prompts."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from asrd.cli.settings import add_model, limit_threads, load_model, parse_setting, parse_value
-from asrd.config import FIELDS
-from asrd.decoders import DECODERS
+from asrd.cli.loading import limit_threads, load_model, load_plugins, require_packaged_task
+from asrd.cli.settings import listed, parse_setting, parse_sweep
 from asrd.lab.compare import RunSpec, check_runs, measure, summarise
+from asrd.lab.compare import prompts as own
 from asrd.lab.compare.frontier import save_problems
 from asrd.lab.compare.plots import draw, draw_frontier
 from asrd.lab.compare.presets import PRESETS, Part, Table
-from asrd.lab.compare.report import COLUMNS, LEGEND, Summary, at_equal_forwards, cells, read_csv, save, save_overview
+from asrd.lab.compare.records import Store, environment, timing_conditions
+from asrd.lab.compare.report import (
+    LEGEND,
+    SHOWN,
+    Summary,
+    at_equal_forwards,
+    cells,
+    read_csv,
+    save,
+    save_overview,
+)
+from asrd.lab.diagnose.samples import read_samples
 from asrd.lab.tables import console, print_table
-from asrd.lab.tiny.task import LEVELS, held_out
-
-THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
-
-
-def add(commands: Any) -> None:
-    """Register the command."""
-    command = commands.add_parser(
-        "compare",
-        help="decoders side by side: accuracy, forward passes, speed, revocations",
-        description="Decode N held-out problems with each decoder and setting. Results are kept in the output folder:"
-        " the same command resumes where it was stopped.",
-        epilog=f"example: asrd compare --n 200 --decoders standard,threshold,asrd --sweep {THRESHOLDS}",
-    )
-    command.add_argument("--n", type=int, default=100, help="problems (default: 100)")
-    command.add_argument("--first", type=int, default=0, help="number of the first problem (default: 0)")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
-    command.add_argument("--decoders", help=f"of {','.join(DECODERS)} (default: standard,threshold,asrd)")
-    command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
-    command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="one run per value")
-    command.add_argument(
-        "--preset", choices=PRESETS, help="a group of tables by name, in place of --decoders and --sweep"
-    )
-    command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
-    command.add_argument("--batch-size", type=int, default=32)
-    command.add_argument(
-        "--from", dest="source", type=Path, action="append", default=[], metavar="FILE",
-        help="plot accuracy against forward passes from a results.csv instead of decoding; may be repeated, one panel"
-        " per model",
-    )  # fmt: skip
-    command.add_argument(
-        "--out", type=Path, help="folder (default: asrd-compare); with --from the PNG file (default: results.png)"
-    )
-    add_model(command)
-    command.set_defaults(run=run)
+from asrd.lab.tiny.task import held_out
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Plan, measure, show, save; or plot earlier results."""
     if arguments.source:
-        plot(arguments.source, arguments.out or Path("results.png"))
+        plot(arguments.source, arguments.out)
         return
-    arguments.out = arguments.out or Path("asrd-compare")
-    for name in ("n", "seeds", "batch_size"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
+    load_plugins(arguments.plugin)
     tables = plan(arguments)
-    if arguments.first < 0:
-        raise ValueError(f"--first {arguments.first}: expected at least 0")
-    chosen = held_out(arguments.n, arguments.level, arguments.first)
     limit_threads()
-    model, _ = load_model(arguments)
-    context = {"model": arguments.model, "weights": fingerprint(model), "level": arguments.level}
-    about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "threads": torch.get_num_threads(), **context}
-    about |= {"n": arguments.n, "first": arguments.first, "batch_size": arguments.batch_size}
+    model, tokenizer = load_model(arguments)
+    if arguments.prompts is not None:
+        compare_prompts(arguments, tables[0][1], model, tokenizer)
+        return
+    require_packaged_task(
+        arguments, tokenizer, 'give --prompts FILE, a JSON list or JSON lines with "prompt" and perhaps "answer"'
+    )
+    compare_problems(arguments, tables, model)
+
+
+def compare_problems(arguments: argparse.Namespace, tables: Sequence[tuple[Table, list[RunSpec]]], model: Any) -> None:
+    """Every table on the packaged problems."""
+    arguments.n = 100 if arguments.n is None else arguments.n
+    chosen = held_out(arguments.n, arguments.level, arguments.first)
     check_runs(model, [run for _, runs in tables for run in runs])
+    store = Store(arguments.out / "records", model, {"level": arguments.level}, arguments.fresh)
+    about, timed = _about(arguments, model, store, arguments.n)
+    about |= {"level": arguments.level, "n": arguments.n, "first": arguments.first}
     made: list[tuple[str, str, list[Summary]]] = []
     for table, runs in tables:
         folder = arguments.out / table.name if arguments.preset else arguments.out
-        try:
-            records = measure(model, runs, chosen, arguments.out / "records", context, arguments.batch_size)
-        except KeyboardInterrupt:
-            print(f"\nstopped; the same command resumes from {arguments.out / 'records'}", file=sys.stderr)
-            raise
-        summaries = summarise(runs, records)
+        notes: list[str] = []
+        with _resumable(arguments):
+            records = measure(model, runs, chosen, store, arguments.batch_size, note=notes.append)
+        summaries = summarise(runs, records, timed)
+        notes += _untimed(summaries, timed)
         where = f"{arguments.model}, {arguments.n} {arguments.level} problems"
-        save(summaries, folder, about, table.title)
+        save(summaries, folder, about | {"notes": notes}, table.title)
         save_problems(runs, records, folder / "problems.csv")
         draw(summaries, folder / "results.png", f"{table.title or title_of(table)}\n{where}", table.axes)
         made.append((table.name, table.title, summaries))
         show(summaries, table.title)
+        print("\n".join([*notes, ""]), end="")
         print(f"problems.csv, results.csv, results.json, results.md and results.png are in {folder}\n")
         if arguments.preset:
             save_overview(arguments.out, about["command"], made)
     if arguments.preset:
         print(f"all tables and plots on one page: {arguments.out / 'results.md'}")
+
+
+def compare_prompts(arguments: argparse.Namespace, runs: Sequence[RunSpec], model: Any, tokenizer: Any) -> None:
+    """One table on prompts of the user's own."""
+    samples = read_samples(arguments.prompts, tokenizer, arguments.answers is not None, arguments.n)
+    prompts = own.prompts_of(samples)
+    answers = arguments.answers or ("auto" if all(prompt.answer.strip() for prompt in prompts) else None)
+    check_runs(model, runs)
+    store = Store(arguments.out / "records", model, {"prompts": "own"}, arguments.fresh)
+    about, timed = _about(arguments, model, store, len({prompt.seed for prompt in prompts}))
+    about |= {"prompts": str(arguments.prompts), "n": len(prompts), "answers": answers}
+    notes: list[str] = []
+    with _resumable(arguments):
+        records = own.measure_prompts(model, tokenizer, runs, prompts, store, arguments.batch_size, note=notes.append)
+    summaries = own.summarise_prompts(runs, records, prompts, answers, timed)
+    notes += _untimed(summaries, timed)
+    own.save_prompts(summaries, runs, records, prompts, arguments.out, about | {"notes": notes})
+    out = console()
+    title = f"{arguments.model}, {len(prompts)} prompts of {arguments.prompts.name}"
+    print_table(out, ["decoder", *(name for name, _, _ in own.COLUMNS)], [own.cells(s) for s in summaries], title)
+    out.print(own.LEGEND, highlight=False)
+    print("\n".join([*notes, ""]), end="")
+    print(f"results.csv, results.json, results.md and texts.jsonl are in {arguments.out}")
+
+
+def _about(arguments: argparse.Namespace, model: Any, store: Store, count: int) -> tuple[dict[str, Any], str]:
+    """What the results are of, and the conditions under which they are timed."""
+    timed = timing_conditions(min(arguments.batch_size, count), model)
+    about = {"command": shlex.join(["asrd", *sys.argv[1:]]), "model": arguments.model, **environment(model)}
+    about |= {"weights": store.context["weights"], "timed": timed, "threads": torch.get_num_threads()}
+    return about | {"batch_size": arguments.batch_size}, timed
+
+
+@contextmanager
+def _resumable(arguments: argparse.Namespace) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = "the same command without --fresh" if arguments.fresh else "the same command"
+        print(f"\nstopped; {again} resumes from {arguments.out / 'records'}", file=sys.stderr)
+        raise
+
+
+def _untimed(summaries: Sequence[Summary] | Sequence[own.Summary], timed: str) -> list[str]:
+    if all(summary.seconds is not None for summary in summaries):
+        return []
+    return [f"no time and speed where records were not timed as now: {timed}"]
 
 
 def title_of(table: Table) -> str:
@@ -108,8 +139,6 @@ def title_of(table: Table) -> str:
 
 def plot(files: Sequence[Path], out: Path) -> None:
     """Accuracy against forward passes of results.csv files, one panel per model."""
-    if out.suffix != ".png":
-        raise ValueError(f"--out {out}: with --from, expected a file that ends in .png")
     by_model: dict[str, list[Summary]] = {}
     for file in files:
         for model, summaries in read_csv(file).items():
@@ -125,44 +154,20 @@ def plot(files: Sequence[Path], out: Path) -> None:
 def plan(arguments: argparse.Namespace) -> list[tuple[Table, list[RunSpec]]]:
     """The tables to make and the runs of each, all checked before the first one starts."""
     common = dict(parse_setting(item) for item in arguments.set)
-    for name in ("decoder", "seed", "return_dict_in_generate"):
-        if name in common:
-            raise ValueError(f"--set {name}: set by the comparison itself (--decoders, --seeds)")
     if arguments.preset:
-        for name in ("decoders", "sweep"):
-            if getattr(arguments, name):
-                raise ValueError(f"--preset and --{name}: a preset already defines the runs; give one of the two")
         return [(table, table.runs(common)) for table in PRESETS[arguments.preset]]
     sweeps = dict(parse_sweep(item) for item in arguments.sweep)
-    decoders = tuple((arguments.decoders or "standard,threshold,asrd").split(","))
+    decoders = tuple(listed("standard,threshold,asrd" if arguments.decoders is None else arguments.decoders))
     axes = tuple(sweeps) if len(sweeps) == 1 and "threshold" not in sweeps else None
     table = Table("results", "", (Part(decoders, sweeps),), seeds=arguments.seeds, axes=axes)
     return [(table, table.runs(common))]
 
 
-def fingerprint(model: Any) -> str:
-    """Identifies the weights, so that records of another model of the same name are not used."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(str((weight.dtype, weight.double().sum().item(), weight.double().square().sum().item())).encode())
-    return digest.hexdigest()[:12]
-
-
-def parse_sweep(item: str) -> tuple[str, list[Any]]:
-    """KEY=A,B,C."""
-    key, equals, text = item.partition("=")
-    key = key.strip().replace("-", "_")
-    if not equals or key not in FIELDS or not text:
-        raise ValueError(f"--sweep {item}: expected KEY=A,B,C with KEY one of {', '.join(sorted(FIELDS))}")
-    return key, [parse_value(value) for value in text.split(",")]
-
-
 def show(summaries: list[Summary], title: str) -> None:
     """Print the tables."""
     out = console()
-    print_table(out, ["decoder", *(heading for heading, _, _ in COLUMNS)], [cells(s) for s in summaries], title)
-    out.print(LEGEND, highlight=False, soft_wrap=not sys.stdout.isatty())
+    print_table(out, ["decoder", *(heading for heading, _, _ in SHOWN)], [cells(s, SHOWN) for s in summaries], title)
+    out.print(LEGEND, highlight=False)
     if equal := at_equal_forwards(summaries):
         rows = [
             [

@@ -6,122 +6,25 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from asrd.cli.settings import add_model, limit_threads, load_model, parse_setting
-from asrd.config import check
+from asrd.cli.diagnose_options import windows_of
+from asrd.cli.loading import limit_threads, load_model, load_plugins, require_packaged_task
+from asrd.cli.settings import listed, parse_setting
 from asrd.decoders import find_decoder
+from asrd.files import write_text
 from asrd.lab.diagnose import errors, reports, runtime
-from asrd.lab.diagnose.annotations import INSTRUCTIONS, read_annotations, tasks
+from asrd.lab.diagnose.annotations import read_annotations, tasks
 from asrd.lab.diagnose.attention import attention_redistribution
 from asrd.lab.diagnose.displacement import Displacement, DisplacementWatcher
-from asrd.lab.diagnose.persistence import LONGEST, wrong_persistence
+from asrd.lab.diagnose.persistence import wrong_persistence
 from asrd.lab.diagnose.report import Report
 from asrd.lab.diagnose.samples import Sample, is_packaged_tokenizer, packaged_samples, read_samples
 from asrd.lab.diagnose.visible import visible_behaviour
-from asrd.lab.tiny.task import LEVELS
 from asrd.models import packaged
 from asrd.models.source import PACKAGED_NAMES
-
-
-def add(commands: Any) -> None:
-    """Register the command and its subcommands."""
-    top = commands.add_parser(
-        "diagnose",
-        help="diagnostics: attention, errors, runtime, visible positions, stability",
-        description="The paper's diagnostics. Each prints a table and a summary.",
-    )
-    what = top.add_subparsers(dest="what", metavar="WHAT", required=True)
-    _add_attention(what)
-    _add_errors(what)
-    _add_runtime(what)
-    _add_visible(what)
-    _add_stability(what)
-
-
-def _new(what: Any, name: str, run: Callable[..., Any], n: int, batch: int | None, short: str, long: str) -> Any:
-    command = what.add_parser(name, help=short, description=long)
-    command.add_argument("--n", type=int, default=n, help=f"prompts or problems (default: {n})")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
-    if batch is not None:
-        command.add_argument("--batch-size", type=int, default=batch, help=f"(default: {batch})")
-    command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of AsrdConfig")
-    command.add_argument("--out", type=Path, help="folder for JSON, CSV, Markdown and plots")
-    command.set_defaults(run=run)
-    return command
-
-
-def _add_attention(what: Any) -> None:
-    command = _new(
-        what, "attention", run_attention, 16, 8,
-        "mean attention between masks, pending tokens and anchors, by layer, with guidance and probe on and off",
-        "States of real decodes are given to the model with and without guidance and probe. The model runs in eager"
-        " attention; --attn is ignored.",
-    )  # fmt: skip
-    command.add_argument("--every", type=int, default=1, help="compare every N-th step (default: 1)")
-    _add_prompts(command)
-    add_model(command)
-
-
-def _add_errors(what: Any) -> None:
-    command = _new(
-        what, "errors", run_errors, 32, 32,
-        "error rate, long-span ratio R, contamination of anchors by window",
-        "On the packaged task the errors are exact. For a benchmark of your own: --prompts FILE --tasks TASKS.json"
-        " writes the texts for an annotator; --annotations FILLED.json reads them annotated.",
-    )  # fmt: skip
-    command.add_argument("--decoders", default=",".join(errors.DECODERS), help="(default: %(default)s)")
-    command.add_argument("--windows", default="1,2,3,4", help="k of the decoders with anchors (default: %(default)s)")
-    command.add_argument("--annotations", type=Path, help="read an annotated file instead of decoding")
-    command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file")
-    command.add_argument("--kind", choices=INSTRUCTIONS, default="math", help="kind of annotator's prompt")
-    _add_prompts(command)
-    add_model(command)
-
-
-def _add_runtime(what: Any) -> None:
-    command = _new(
-        what, "runtime", run_runtime, 6, None,
-        "time of a step by part: embed, forward, LM head, statistics, commit, cache",
-        "Every decoder decodes every prompt, one at a time. Run it on an idle machine."
-        " --set kv_cache=dual adds a row with the cache for each decoder that supports one.",
-    )  # fmt: skip
-    command.add_argument("--decoders", default=",".join(runtime.DECODERS), help="(default: %(default)s)")
-    _add_prompts(command)
-    add_model(command)
-
-
-def _add_visible(what: Any) -> None:
-    command = _new(
-        what, "visible", run_visible, 16, 32,
-        "is a model suited to revocation? predictions at right and planted wrong visible tokens",
-        "A few prompts with answers are enough: --prompts FILE of JSON lines with \"prompt\" and \"answer\"; packaged"
-        " models use their own problems.",
-    )  # fmt: skip
-    command.add_argument("--draws", type=int, default=8, help="partially masked canvases per prompt (default: 8)")
-    _add_prompts(command)
-    add_model(command)
-
-
-def _add_stability(what: Any) -> None:
-    command = _new(
-        what, "stability", run_stability, 24, 24,
-        "displacement bounds on real states; how many steps wrong predictions last",
-        "On the packaged task, where it is known which predictions are wrong.",
-    )  # fmt: skip
-    here = [name for name in PACKAGED_NAMES if packaged(name) is not None]
-    command.add_argument("--models", default=",".join(here), help="names or folders (default: %(default)s)")
-    command.add_argument("--windows", default="1,2,3,4", help="k of the decodes whose wrong anchors are counted")
-    command.add_argument("--longest", type=int, default=LONGEST, help=f"largest number of steps (default: {LONGEST})")
-    add_model(command)
-
-
-def _add_prompts(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--prompts", type=Path, help='JSON list or lines with "prompt" and "answer"')
 
 
 def run_attention(arguments: argparse.Namespace) -> None:
@@ -131,27 +34,27 @@ def run_attention(arguments: argparse.Namespace) -> None:
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
     found = attention_redistribution(
-        model, samples, settings, tokenizer, arguments.batch_size, arguments.every, quiet=not sys.stderr.isatty()
+        model, samples, settings, tokenizer, arguments.batch_size, arguments.every, quiet=False
     )
     _finish(arguments, reports.attention_report(found, _about(arguments, settings), _title(arguments, samples)))
 
 
 def run_errors(arguments: argparse.Namespace) -> None:
     """Errors of finished texts: exact, from annotations, or written out for annotation."""
-    settings, quiet = _begin(arguments), not sys.stderr.isatty()
+    settings = _begin(arguments)
     if arguments.annotations is not None:
-        if arguments.tasks is not None:
-            raise ValueError("--annotations and --tasks: one reads what the other writes; give one of the two")
         found = errors.annotated_errors(read_annotations(arguments.annotations))
         _finish(arguments, reports.errors_report(found, _about(arguments, settings), arguments.annotations.name))
         return
-    decoders, windows = _decoders(arguments), _windows(arguments)
+    decoders, windows = _decoders(arguments), windows_of(arguments)
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
     if arguments.tasks is not None:
-        texts = errors.tasks_of(model, samples, tokenizer, decoders, windows, settings, arguments.batch_size, quiet)
+        texts = errors.tasks_of(
+            model, samples, tokenizer, decoders, windows, settings, arguments.batch_size, quiet=False
+        )
         content = tasks(arguments.kind, _about(arguments, settings), texts)
-        arguments.tasks.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(arguments.tasks, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         print(f"{len(texts)} texts for an annotator are in {arguments.tasks}; then: --annotations {arguments.tasks}")
         return
     problems = [sample.problem for sample in samples if sample.problem is not None]
@@ -160,7 +63,7 @@ def run_errors(arguments: argparse.Namespace) -> None:
             "--prompts without --tasks: wrong tokens are known for the packaged problems only; write texts for an"
             " annotator with --tasks FILE, then read them with --annotations FILE"
         )
-    found = errors.packaged_errors(model, problems, decoders, windows, settings, arguments.batch_size, quiet)
+    found = errors.packaged_errors(model, problems, decoders, windows, settings, arguments.batch_size, quiet=False)
     _finish(arguments, reports.errors_report(found, _about(arguments, settings), _title(arguments, samples)))
 
 
@@ -169,7 +72,7 @@ def run_runtime(arguments: argparse.Namespace) -> None:
     settings, decoders = _begin(arguments), _decoders(arguments)
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
-    found = runtime.runtime_breakdown(model, samples, decoders, settings, tokenizer, quiet=not sys.stderr.isatty())
+    found = runtime.runtime_breakdown(model, samples, decoders, settings, tokenizer, quiet=False)
     _finish(arguments, reports.runtime_report(found, _about(arguments, settings), _title(arguments, samples)))
 
 
@@ -178,21 +81,20 @@ def run_visible(arguments: argparse.Namespace) -> None:
     settings = _begin(arguments)
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer, need_answers=True)
-    found = visible_behaviour(
-        model, samples, settings, tokenizer, arguments.draws, arguments.batch_size, quiet=not sys.stderr.isatty()
-    )
+    found = visible_behaviour(model, samples, settings, tokenizer, arguments.draws, arguments.batch_size, quiet=False)
     _finish(arguments, reports.visible_report(found, _about(arguments, settings), _title(arguments, samples)))
 
 
 def run_stability(arguments: argparse.Namespace) -> None:
     """Displacement bounds and persistence of wrong predictions, model by model."""
-    settings, quiet = _begin(arguments), not sys.stderr.isatty()
-    windows = _windows(arguments)
+    settings = _begin(arguments)
+    windows = windows_of(arguments)
     samples = packaged_samples(arguments.n, arguments.level)
     problems = [sample.problem for sample in samples if sample.problem is not None]
     moved: dict[str, tuple[Displacement, Displacement]] = {}
     lasting, contaminated = {}, {}
-    names = arguments.models.split(",")
+    here = [name for name in PACKAGED_NAMES if packaged(name) is not None]
+    names = here if arguments.models is None else listed(arguments.models)
     for name in names:
         arguments.model = name
         model, tokenizer = load_model(arguments)
@@ -207,14 +109,14 @@ def run_stability(arguments: argparse.Namespace) -> None:
             return watchers[-1:]
 
         lasting[name] = wrong_persistence(
-            model, samples, settings, tokenizer, arguments.longest, arguments.batch_size, quiet, watch
+            model, samples, settings, tokenizer, arguments.longest, arguments.batch_size, False, watch
         )
         moved[name] = (
             Displacement.joined([watcher.guidance for watcher in watchers]),
             Displacement.joined([watcher.probe for watcher in watchers]),
         )
         contaminated[name] = errors.packaged_errors(
-            model, problems, ("asrd",), windows, settings, arguments.batch_size, quiet
+            model, problems, ("asrd",), windows, settings, arguments.batch_size, quiet=False
         )
     about = _about(arguments, settings) | {"model": names}
     title = f"{', '.join(names)}, {arguments.n} {arguments.level} problems"
@@ -222,46 +124,26 @@ def run_stability(arguments: argparse.Namespace) -> None:
 
 
 def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Check the arguments before a model is loaded; returns the settings."""
-    for name in ("n", "batch_size", "draws", "every"):
-        if getattr(arguments, name, 1) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: expected at least 1")
-    settings = dict(parse_setting(item) for item in arguments.set)
-    for name, value in settings.items():
-        check(name, value)
-    for name in ("decoder", "return_dict_in_generate"):
-        if name in settings:
-            raise ValueError(f"--set {name}: set by the diagnosis itself")
+    """What comes before a model is loaded; returns the settings."""
+    load_plugins(arguments.plugin)
     limit_threads()
-    return settings
+    return dict(parse_setting(item) for item in arguments.set)
 
 
 def _samples(arguments: argparse.Namespace, tokenizer: Any, need_answers: bool = False) -> list[Sample]:
     if arguments.prompts is not None:
         return read_samples(arguments.prompts, tokenizer, need_answers, arguments.n)
-    if not is_packaged_tokenizer(tokenizer):
-        raise ValueError(
-            f"--model {arguments.model}: the packaged problems do not fit its tokenizer; give --prompts FILE,"
-            ' a JSON list or JSON lines with "prompt" and "answer"'
-        )
+    require_packaged_task(
+        arguments, tokenizer, 'give --prompts FILE, a JSON list or JSON lines with "prompt" and "answer"'
+    )
     return packaged_samples(arguments.n, arguments.level)
 
 
 def _decoders(arguments: argparse.Namespace) -> list[str]:
-    names = [name.strip() for name in arguments.decoders.split(",")]
+    names = listed(arguments.decoders)
     for name in names:
         find_decoder(name)
     return names
-
-
-def _windows(arguments: argparse.Namespace) -> list[int]:
-    try:
-        windows = [int(k) for k in arguments.windows.split(",")]
-    except ValueError:
-        windows = [0]
-    if min(windows) < 1:
-        raise ValueError(f"--windows {arguments.windows}: expected integers of at least 1, such as 1,2,3,4")
-    return windows
 
 
 def _title(arguments: argparse.Namespace, samples: list[Sample]) -> str:

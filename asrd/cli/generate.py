@@ -8,70 +8,78 @@ import json
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from asrd.cli.loading import load_model, load_plugins, problem_number, require_packaged_task, require_tokenizer
 from asrd.cli.requests import Request, ResultFile, read_requests
-from asrd.cli.settings import add_model, add_settings, load_model, settings_of
+from asrd.cli.settings import settings_of
+from asrd.files import read_text
 from asrd.generate import fast_generate
 from asrd.many import Engine, Result, encode
+from asrd.models.source import PACKAGED_NAMES
 from asrd.output import AsrdOutput
 from asrd_kernels import DecodeState
 
 COUNTERS = ("steps", "drafted", "revoked", "anchors")
 
 
-def add(commands: Any) -> None:
-    """Register the command."""
-    command = commands.add_parser(
-        "generate",
-        help="continue a prompt, or every prompt of a file",
-        description="Continue prompts with a diffusion LLM. Text goes to standard output, progress to standard error.",
-        epilog='examples: asrd generate "Ann has 3 apples ..." --model tiny --json;'
-        " asrd generate --file prompts.jsonl --out results.jsonl",
-    )
-    command.add_argument("prompt", nargs="?", help="the prompt; without it (or with -) standard input is read")
-    command.add_argument(
-        "--file",
-        type=Path,
-        help="read the prompt from this file; from .jsonl one per line: a string, or an object with a prompt (text or"
-        " ids) and settings such as max_new_tokens and seed",
-    )
-    command.add_argument("--lines", action="store_true", help="one prompt per line")
-    command.add_argument(
-        "--out",
-        type=Path,
-        help="append each result to this file (JSON lines) as soon as it is there; prompts with a result in it are not"
-        " decoded again",
-    )
-    command.add_argument("--slots", type=int, default=16, help="prompts that decode at a time (default: 16)")
-    command.add_argument("--raw", action="store_true", help="do not apply the tokenizer's chat template")
-    command.add_argument(
-        "--json", action="store_true", help="print one JSON object per prompt, with tokens and counters"
-    )
-    add_model(command)
-    add_settings(command)
-    command.set_defaults(run=run)
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Decode and print."""
     settings = settings_of(arguments)
-    text, is_json = read_text(arguments), arguments.file is not None and arguments.file.suffix == ".jsonl"
-    many = arguments.lines or is_json
-    where = str(arguments.file or "standard input")
-    requests = read_requests(text, is_json, where) if many else [{"prompt": text.strip()}]
-    if not requests or requests[0]["prompt"] == "":
-        raise ValueError("the prompt is empty: give at least one word")
+    load_plugins(arguments.plugin)
+    requests, many = requests_of(arguments)
     model, tokenizer = load_model(arguments)
-    if tokenizer is None:
-        raise ValueError(f"{arguments.model} has no tokenizer, so text cannot be turned into ids; use it from Python")
+    require_tokenizer(arguments, tokenizer)
+    if arguments.problem is not None:
+        require_packaged_task(arguments, tokenizer, "give a prompt of its own instead of --problem")
+    warn_of_unknown_words(arguments.model, tokenizer, [request["prompt"] for request in requests])
     if many or arguments.out is not None:
         generate_all(arguments, model, tokenizer, requests, settings)
     else:
         generate_one(arguments, model, tokenizer, requests[0]["prompt"], settings)
+
+
+def requests_of(arguments: argparse.Namespace) -> tuple[list[Request], bool]:
+    """What argument, file, problem or standard input say, and whether they are many."""
+    if arguments.problem is not None:
+        return [{"prompt": problem_number(arguments.problem, "hard").question}], False
+    is_json = arguments.file is not None and arguments.file.suffix == ".jsonl"
+    many = arguments.lines or is_json
+    where = str(arguments.file or "standard input")
+    if arguments.file is not None:
+        text = read_text(arguments.file)
+    elif arguments.prompt is not None and arguments.prompt != "-":
+        text = str(arguments.prompt)
+    else:
+        text = read_input()
+    requests = read_requests(text, is_json, where) if many else [{"prompt": text.strip()}]
+    if not requests or requests[0]["prompt"] == "":
+        raise ValueError("the prompt is empty: give at least one word")
+    return requests, many
+
+
+def read_input() -> str:
+    """Standard input, in UTF-8."""
+    try:
+        return sys.stdin.read().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text: {error.reason}") from None
+
+
+def warn_of_unknown_words(name: str, tokenizer: Any, prompts: list[Any]) -> None:
+    """Say on standard error which words of the prompts the model does not know."""
+    unknown_id = getattr(tokenizer, "unk_token_id", None)
+    if unknown_id is None:
+        return
+    words = [word for prompt in prompts if isinstance(prompt, str) for word in prompt.split()]
+    unknown = [word for word in words if unknown_id in tokenizer(word, add_special_tokens=False)["input_ids"]]
+    if unknown:
+        some = ", ".join(dict.fromkeys(unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+        hint = "; a problem that it can solve: asrd generate --problem 0" if name in PACKAGED_NAMES else ""
+        message = f"{len(unknown)} of {len(words)} words are unknown to {name} ({some}){hint}"
+        print(f"asrd: warning: {message}", file=sys.stderr)
 
 
 def generate_one(arguments: argparse.Namespace, model: Any, tokenizer: Any, prompt: str, settings: Any) -> None:
@@ -142,19 +150,6 @@ def record_of(
     record["tokens_per_forward"] = result.length / result.steps if result.steps else 0.0
     record["forwards_per_step"] = 2 if {**settings, **request}.get("cfg_scale") else 1
     return record
-
-
-def read_text(arguments: argparse.Namespace) -> str:
-    """What argument, file or standard input say."""
-    if arguments.file is not None and arguments.prompt is not None:
-        raise ValueError("a prompt and --file were given: give one of the two")
-    if arguments.file is not None:
-        return str(arguments.file.read_text(encoding="utf-8"))
-    if arguments.prompt is not None and arguments.prompt != "-":
-        return str(arguments.prompt)
-    if sys.stdin.isatty():
-        raise ValueError('no prompt: give one as an argument, with --file, or on standard input ("-")')
-    return sys.stdin.read()
 
 
 class Tally:

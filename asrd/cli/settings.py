@@ -1,20 +1,18 @@
-"""Options that several commands share: which model, and the settings of `AsrdConfig` by name."""
+"""Options that several commands share, and settings by name. Imports nothing heavy: a wrong value is said at once."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-import torch
-from transformers.utils.logging import disable_progress_bar
+from asrd.settings import ALIASES, FIELDS, check, did_you_mean
 
-from asrd.config import ALIASES, FIELDS, check
-from asrd.decoders import find_decoder
-from asrd.models import load
-
+DECODER_NAMES = ("asrd", "standard", "threshold", "factor", "wino", "saber", "loo", "random-revocation")
 _COMMON = {
     "max_new_tokens": int,
     "block_length": int,
@@ -26,7 +24,7 @@ _COMMON = {
 
 
 def add_model(command: argparse.ArgumentParser) -> None:
-    """--model, --dtype, --device, --attn."""
+    """--model, --dtype, --device, --attn, --plugin."""
     group = command.add_argument_group("model")
     group.add_argument(
         "--model", default="tiny", help="folder, Hub id, or a packaged model such as tiny (default: tiny)"
@@ -35,32 +33,10 @@ def add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default=None, help="device map, such as cpu, cuda, cuda:1 or auto")
     group.add_argument("--attn", default="auto", help="attention: auto, sdpa, eager, flash_attention_2")
     group.add_argument("--trust-remote-code", action="store_true", help="run the checkpoint's own code if it needs it")
-
-
-def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `asrd.load` is given besides the model."""
-    return {
-        "dtype": arguments.dtype,
-        "device_map": arguments.device,
-        "attn_implementation": arguments.attn,
-        "trust_remote_code": arguments.trust_remote_code,
-    }
-
-
-def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Model and tokenizer of the command line."""
-    if not sys.stderr.isatty():
-        disable_progress_bar()
-    try:
-        return load(arguments.model, **load_arguments(arguments))
-    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that does not exist
-        raise ValueError(f"{arguments.model} cannot be loaded with --device {arguments.device}: {error}") from error
-
-
-def limit_threads() -> None:
-    """Use half of the processors: small models gain nothing from more, and lose much if one of them is busy."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    group.add_argument(
+        "--plugin", metavar="FILE", type=Path, action="append", default=[],
+        help='a Python file that registers decoders: asrd.decoders.DECODERS["name"] = YourDecoder; may be repeated',
+    )  # fmt: skip
 
 
 def add_settings(command: argparse.ArgumentParser) -> None:
@@ -84,11 +60,32 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {name: getattr(arguments, name) for name in _COMMON if getattr(arguments, name) is not None}
     for item in arguments.set:
         key, value = parse_setting(item)
+        if settings.get(key, value) != value:
+            raise ValueError(f"--set {item}: {key} is also given as {settings[key]!r}; give it once")
         settings[key] = value
     for name, value in settings.items():
         check(name, value)
-    find_decoder(settings.get("decoder", "asrd"))
+    if "decoder" in settings:
+        check_decoders(arguments, [settings["decoder"]])
     return settings
+
+
+def check_decoders(arguments: argparse.Namespace, names: Iterable[str]) -> None:
+    """Raise ValueError for a decoder that there cannot be; those of plugins are known when these have been run."""
+    if arguments.plugin:
+        return
+    registered = getattr(sys.modules.get("asrd.decoders"), "DECODERS", DECODER_NAMES)  # by the program that calls this
+    known = [*registered, *(entry.name for entry in metadata.entry_points(group="asrd.decoders"))]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(
+            f"decoder={unknown[0]!r} is unknown: expected one of {', '.join(map(repr, known))}, or one of your own"
+            " with --plugin FILE"
+        )
+
+
+def listed(text: str) -> list[str]:
+    """A,B,C."""
+    return [name.strip() for name in text.split(",")]
 
 
 def parse_setting(item: str) -> tuple[str, Any]:
@@ -96,9 +93,19 @@ def parse_setting(item: str) -> tuple[str, Any]:
     key, equals, text = item.partition("=")
     key = ALIASES.get(key.strip().replace("-", "_"), key.strip().replace("-", "_"))
     if not equals or key not in FIELDS:
-        known = ", ".join(sorted(FIELDS))
-        raise ValueError(f"--set {item}: expected KEY=VALUE with KEY one of {known}")
+        raise ValueError(f"--set {item}: expected KEY=VALUE with a setting as KEY{did_you_mean(key)}")
     return key, parse_value(text)
+
+
+def parse_sweep(item: str) -> tuple[str, list[Any]]:
+    """KEY=A,B,C."""
+    key, equals, text = item.partition("=")
+    key = ALIASES.get(key.strip().replace("-", "_"), key.strip().replace("-", "_"))
+    if not equals or key not in FIELDS or not text:
+        raise ValueError(f"--sweep {item}: expected KEY=A,B,C with a setting as KEY{did_you_mean(key)}")
+    if key in ("decoder", "return_dict_in_generate"):
+        raise ValueError(f"--sweep {item}: set by the comparison itself (--decoders)")
+    return key, [parse_value(value) for value in text.split(",")]
 
 
 def parse_value(text: str) -> Any:
@@ -110,3 +117,11 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text.strip()
+
+
+def at_least(arguments: argparse.Namespace, **lowest: int) -> None:
+    """Raise ValueError if one of these options is given and lower."""
+    for name, low in lowest.items():
+        value = getattr(arguments, name, None)
+        if value is not None and value < low:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least {low}")

@@ -12,11 +12,13 @@ saber      the weakest drafts are revoked
 loo        ours: drafts by factor, and what a mask in its place contradicts is edited
 
 A decoder says what it wants to know after a forward pass (`wanted`: which positions; `extra_stats`: which
-statistics besides top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line:
-`asrd.decoders.DECODERS["name"] = YourDecoder`.
+statistics besides top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line,
+`asrd.decoders.DECODERS["name"] = YourDecoder`, or in a package of yours by an entry point of the group "asrd.decoders".
 """
 
 from __future__ import annotations
+
+from importlib import metadata
 
 from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders.asrd import AsrdDecoder
@@ -30,6 +32,7 @@ from asrd.decoders.wino import WinoDecoder
 from asrd.engine.decoder import Decoder
 from asrd_kernels import ranks
 
+GROUP = "asrd.decoders"  # of entry points: name = module:Class
 DECODERS: dict[str, type[Decoder]] = {
     "asrd": AsrdDecoder,
     "standard": StandardDecoder,
@@ -43,7 +46,11 @@ DECODERS: dict[str, type[Decoder]] = {
 
 
 def find_decoder(name: str) -> type[Decoder]:
-    """The decoder of that name, or a ValueError that lists them."""
+    """The decoder of that name, also from an installed package that has it as an entry point of the group
+    "asrd.decoders"; or a ValueError that lists them."""
+    if name not in DECODERS:
+        for entry in metadata.entry_points(group=GROUP, name=name):
+            DECODERS[name] = entry.load()
     if name not in DECODERS:
         raise ValueError(f"decoder={name!r} is unknown: expected one of {', '.join(map(repr, DECODERS))}")
     return DECODERS[name]

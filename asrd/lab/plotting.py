@@ -20,6 +20,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from asrd.files import replacing
 from asrd.viewer import palette
 
 WIDTH = 9.0  # inches
@@ -92,8 +93,8 @@ def save(path: Path, draw: Callable[[Theme], Figure]) -> list[Path]:
     """Write the plot as `path` for light and NAME-dark for dark backgrounds; returns the files."""
     files = [path, path.with_stem(f"{path.stem}-dark")]
     for theme, file in zip(THEMES, files, strict=True):
-        with mpl.rc_context(theme.settings):  # type: ignore[arg-type]
-            draw(theme).savefig(file, dpi=DPI)
+        with mpl.rc_context(theme.settings), replacing(file) as beside:  # type: ignore[arg-type]
+            draw(theme).savefig(beside, dpi=DPI)
     return files
 
 

@@ -14,8 +14,8 @@ PADDING = 3  # characters between two columns
 
 
 def console() -> Console:
-    """Standard output; 200 characters wide where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 200)
+    """Standard output; 80 characters wide where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 80)
 
 
 def print_table(

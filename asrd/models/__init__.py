@@ -1,10 +1,13 @@
 """From a checkpoint to "embeddings in, logits of chosen rows out".
 
-LLaDA runs on transformers' `LlamaForCausalLM`, Dream on `Qwen2ForCausalLM`, both with bidirectional attention: no
-remote code is needed.
+LLaDA runs on transformers' `LlamaForCausalLM`, Dream on `Qwen2ForCausalLM`, SDAR on `Qwen3ForCausalLM`, LLaDA2 on
+`Glm4MoeForCausalLM`, all with bidirectional attention: no remote code is needed.
 
 source       a checkpoint's location (Hub id, folder, packaged model), its JSON files and its tokenizer
-translate    an original config.json as a config of transformers' classes, or the reason to refuse it
+plan         `Plan`: what to build for a checkpoint; the fields of a config.json, checked
+translate    an original config.json as a config of transformers' classes, or the reason to refuse it;
+             translate_blocks: that of a block-diffusion model
+conversion   weights that are split or merged while they are loaded
 weights      `load`: a bidirectional model, every weight accounted for, with the right attention implementation
 adapter      `ModelAdapter`: one interface to every diffusion model
 extra_rows   `AttentionLayout`: rows behind the canvas, and their attention through transformers' interface

@@ -83,7 +83,10 @@ class ModelAdapter:
             raise ValueError(f"{type(model).__name__}.forward does not take inputs_embeds; asrd edits embeddings")
         kind = str(getattr(self.config, "model_type", "")).lower()
         if kind in BLOCK_CAUSAL:
-            raise ValueError(f"model_type={kind!r} needs block-causal attention in aligned blocks; not supported yet")
+            raise ValueError(
+                f"model_type={kind!r}: block-diffusion models are decoded on transformers' own classes, not on the code"
+                " of their repositories: load the checkpoint with asrd.load (SDAR but not SDAR-MoE, LLaDA2.0, LLaDA2.1)"
+            )
         self.block_length: int | None = getattr(self.config, "asrd_block_length", None)
         self.native = str(getattr(self.config, "asrd_native", None) or NATIVE.get(kind, "sdar"))
         self.takes_positions = "position_ids" in parameters or (anything and kind != "llada")

@@ -18,9 +18,12 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from asrd.models.conversion import converting
+from asrd.models.plan import Plan
 from asrd.models.source import load_tokenizer, read_json, resolve, stored_shape, weight_names
 from asrd.models.special_ids import END_OF_TURN
-from asrd.models.translate import Plan, translation_of, with_token_ids
+from asrd.models.translate import translation_of, with_token_ids
+from asrd.models.translate_blocks import with_block_length
 
 log = logging.getLogger("asrd")
 
@@ -36,6 +39,7 @@ def load(
     device_map: Any = None,
     attn_implementation: str = "auto",
     trust_remote_code: bool = False,
+    block_length: int | None = None,
     **from_pretrained_kwargs: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a diffusion LLM: bidirectional, in eval mode, every weight accounted for.
@@ -46,6 +50,7 @@ def load(
     attn_implementation: "auto" is FlashAttention if flash-attn is installed and the model is in half precision on CUDA,
         else SDPA; every name that transformers knows is passed on.
     trust_remote_code: run the checkpoint's own code, if its architecture is not known here.
+    block_length: of a block-diffusion model (SDAR, LLaDA2), where its config.json does not say.
     from_pretrained_kwargs: go to transformers' `from_pretrained` (revision, quantization_config, tp_plan, ...).
 
     Returns (model, tokenizer). The tokenizer pads on the left; it is None if the checkpoint has none.
@@ -58,7 +63,7 @@ def load(
     translate = translation_of(raw, source, trust_remote_code)
     tokenizer = load_tokenizer(source, hub, remote_code=translate is None)
     generation = read_json(source, "generation_config.json", hub)
-    raw = with_token_ids(raw, generation, getattr(tokenizer, "mask_token_id", None))
+    raw = with_block_length(with_token_ids(raw, generation, getattr(tokenizer, "mask_token_id", None)), block_length)
 
     if device_map is None and torch.cuda.is_available() and "tp_plan" not in from_pretrained_kwargs:
         device_map = "auto"
@@ -70,6 +75,8 @@ def load(
         _warn_of_size(model)
         return model, tokenizer
     model = _load_planned(source, translate(raw), hub, {"attn_implementation": "sdpa", **arguments})
+    if isinstance(generation.get("max_new_tokens"), int):
+        model.generation_config.max_new_tokens = generation["max_new_tokens"]
     if attn_implementation == "auto" and flash_is_usable(model):
         _try_flash(model)
     _warn_of_size(model)
@@ -131,20 +138,32 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def _load_planned(source: str, plan: Plan, hub: Mapping[str, Any], arguments: Mapping[str, Any]) -> PreTrainedModel:
-    if plan.keys:
-        # A stored weight that already has one of our names would replace the one that is renamed to it.
-        strangers = [name for name in weight_names(source, hub) if _renamed(name, plan.keys) is None]
-        _refuse_misfits(source, {"unexpected": strangers})
-    ours: dict[str, Any] = {"config": plan.config, "key_mapping": _patterns(plan.keys)}
+    ours: dict[str, Any] = {"config": plan.config}
+    if not plan.converters:
+        ours["key_mapping"] = _patterns(plan.keys)
     if plan.generation is not None:
         ours["generation_config"] = plan.generation
     _check_sizes(source, plan, hub)
-    model: Any = _from_pretrained(plan.model_class, source, plan.keys, **{**ours, **arguments})
+    _check_names(source, plan, hub)
+    with converting(plan.model_class, _patterns(plan.keys), plan.converters):
+        model: Any = _from_pretrained(plan.model_class, source, plan.keys, **{**ours, **arguments})
     if plan.config.tie_word_embeddings and not model.all_tied_weights_keys:
         raise ValueError(f"{source!r} ties its embedding tables in config.json but holds two different ones: untie")
     model._weight_conversions = []  # else save_pretrained writes the original names beside a Llama config
     make_bidirectional(model)
     return cast(PreTrainedModel, model)
+
+
+def _check_names(source: str, plan: Plan, hub: Mapping[str, Any]) -> None:
+    """Raise if stored weights are missing or unexpected. transformers' own report is not enough: it takes experts in
+    the order of their numbers, gaps included, and a stored weight that already has one of our names would replace the
+    one that is renamed to it."""
+    stored = set(weight_names(source, hub))
+    if plan.names is not None and stored:
+        misfits = {"missing": plan.names - stored, "unexpected": stored - plan.names - plan.optional}
+        _refuse_misfits(source, misfits)
+    elif plan.keys:
+        _refuse_misfits(source, {"unexpected": [name for name in stored if _renamed(name, plan.keys) is None]})
 
 
 def _check_sizes(source: str, plan: Plan, hub: Mapping[str, Any]) -> None:

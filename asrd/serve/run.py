@@ -5,21 +5,9 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any
 
-from asrd.serve.gate import is_loopback
 from asrd.serve.service import Service
 
 HEADER_BYTES = 16 << 10  # of a request's line and headers
-
-
-def check_binding(host: str, api_key: str | None, anyone: bool) -> None:
-    """Raise ValueError if the server would be open to others without a key, and nobody said so."""
-    if api_key is not None and len(api_key) < 8:
-        raise ValueError("the API key has less than 8 characters: take a longer one")
-    if api_key is None and not anyone and not is_loopback(host):
-        raise ValueError(
-            f"--host {host} is open to others: give an API key (--api-key-file or ASRD_API_KEY), or say"
-            " --allow-anonymous"
-        )
 
 
 def make_server(app: Any, service: Service, host: str, port: int, access_log: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""A trace as two pandas tables. This is the only module that imports pandas: `pip install asrd[viz]`."""
+"""A trace as two pandas tables. This is the only module that imports pandas: `pip install '.[viz]'` in the clone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 try:
     import pandas
 except ImportError as error:
-    raise ImportError("dataframes need pandas: pip install 'asrd[viz]'") from error
+    raise ImportError(
+        "dataframes need pandas: pip install pandas, or pip install '.[viz]' in the clone of asrd"
+    ) from error
 
 from asrd.trace.replay import Role
 

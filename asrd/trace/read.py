@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asrd.files import write_text
 from asrd.trace.replay import Canvas, apply_all
 from asrd.trace.schema import Header, Step, TraceError, header_of, outcome_of, step_of, texts_of
 
@@ -100,7 +101,8 @@ class Trace:
                 if self._partial:
                     return
                 raise TraceError(
-                    "the last line is missing: the trace was cut off (partial=True reads the lines that are there)"
+                    "the last line is missing: the trace was cut off; partial=True (asrd trace --partial) reads what"
+                    " is there"
                 )
             count, tokens, error = outcome_of(self.records[-1], self.header)
             if count != len(self.steps):
@@ -123,7 +125,7 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON lines."""
         lines = (json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in self.records)
-        Path(path).write_text("".join(lines), encoding="utf-8")
+        write_text(path, "".join(lines))
 
     def _line(self, number: int) -> _Line:
         return _Line(f"{self._where}, line {number}")
@@ -156,7 +158,11 @@ def read(path: str | Path, partial: bool = False) -> Trace:
         except ValueError as error:
             if partial and number == len(lines) and number > 1:
                 break
-            reason = "the line is cut off" if number == len(lines) else "the line is not JSON"
+            reason = (
+                "the line is cut off (asrd trace --partial shows those before it)"
+                if number == len(lines)
+                else "the line is not JSON"
+            )
             raise TraceError(f"{path}, line {number}: {reason}: {error}") from None
         if not isinstance(record, dict):
             raise TraceError(f"{path}, line {number}: expected an object, found {type(record).__name__}")

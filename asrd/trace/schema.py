@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 VERSION = 1
+MAX_POSITIONS = 10_000_000  # of all rows: what a header claims takes memory
 
 
 class TraceError(ValueError):
@@ -103,6 +104,8 @@ def header_of(record: Any) -> Header:
             part(value, name)
     if not header.prompt or len({len(row) for row in header.prompt}) != 1:
         raise TraceError("prompt must be one or more lists of ids of one length")
+    if header.rows * header.length > MAX_POSITIONS:
+        raise TraceError(f"{header.rows} rows of {header.length} tokens are more than the {MAX_POSITIONS} of a trace")
     if len(header.padding) != header.rows or max(header.padding) > len(header.prompt[0]):
         raise TraceError(f"padding must be {header.rows} numbers, none of them more than the prompt's length")
     for name, most in (("lengths", header.length), ("offsets", header.block_length - 1)):

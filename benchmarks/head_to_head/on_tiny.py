@@ -19,9 +19,8 @@ import torch
 from tqdm import tqdm
 
 import asrd
-from asrd.cli.compare import fingerprint
 from asrd.lab.compare import RunSpec, measure
-from asrd.lab.compare.measure import Record
+from asrd.lab.compare.records import Record, Store, fingerprint
 from asrd.lab.tiny.batch import collate
 from asrd.lab.tiny.language import EOS_ID, MASK_ID
 from asrd.lab.tiny.task import BLOCK, Problem, held_out
@@ -103,8 +102,8 @@ def weights() -> str:
 
 def _records(run: RunSpec, n: int, folder: Path) -> list[Record]:
     model, _ = asrd.load(MODEL)
-    context = {"model": MODEL, "weights": fingerprint(model), "level": "hard"}
-    return measure(model, [run], held_out(n), folder, context, BATCH, quiet=True)[0]
+    store = Store(folder, model, {"level": "hard"})
+    return measure(model, [run], held_out(n), store, BATCH, quiet=True)[0]
 
 
 def _entry(run: RunSpec, records: Sequence[Record], standard: Sequence[Record]) -> dict[str, Any]:

@@ -15,7 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import sync_playwright
+try:
+    from playwright.sync_api import sync_playwright
+except ImportError:
+    raise SystemExit("this needs playwright, and a chromium: pip install '.[test]' in the clone") from None
 
 from asrd.engine.observers.inspector import PARTS
 from asrd.trace import Trace

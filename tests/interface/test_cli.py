@@ -100,7 +100,7 @@ def test_settings_reach_the_decoder(shell: Shell, folder: str) -> None:
         (["generate", "  ", "--model", "MODEL"], "", "the prompt is empty"),
         (["generate", "hi", "--model", "/no/such/folder"], "", "/no/such/folder"),
         (["generate", "--file", "/no/such/file", "--model", "MODEL"], "", "/no/such/file"),
-        (["generate", "hi", "--file", "x", "--model", "MODEL"], "", "give one of the two"),
+        (["generate", "hi", "--file", "x", "--model", "MODEL"], "", "give one of the three"),
         (["generate", "hi", "--model", "MODEL", "--threshold", "2"], "", "threshold=2.0 is out of range"),
         (["generate", "hi", "--model", "MODEL", "--set", "treshold=2"], "", "expected KEY=VALUE"),
         (["generate", "hi", "--model", "MODEL", "--decoder", "magic"], "", "decoder='magic' is unknown"),

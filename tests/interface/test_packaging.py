@@ -25,12 +25,12 @@ def test_the_console_script_is_registered() -> None:
     assert scripts["asrd"] == "asrd.cli:main"
 
 
-def test_import_and_decode_work_without_triton_and_flash_attention() -> None:
+def test_import_and_decode_work_without_triton_flash_attention_and_what_the_command_line_draws_with() -> None:
     program = """
 import sys
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
-absent = ("triton", "flash_attn")
+absent = ("triton", "flash_attn", "matplotlib", "rich", "pandas")
 PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] in absent else find(name, *rest)
 sys.path.insert(0, sys.argv[1])
 import torch, asrd

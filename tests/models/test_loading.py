@@ -38,11 +38,11 @@ from transformers.masking_utils import flash_attention_mask
 
 from asrd.models import flash_is_usable, load, make_bidirectional, source, weights
 from asrd.models.translate import translation_of, with_token_ids
+from tests.support.checkpoints import write
 from tests.support.remote_models import DreamConfig, DreamModel, LLaDAConfig, LLaDAModelLM, randomise
 
 TOLERANCE = 1e-5
 EXACT_TOLERANCE = 1e-12
-Weights = dict[str, Tensor]
 
 ORIGINALS: dict[str, Callable[..., nn.Module]] = {
     "llada": lambda **fields: LLaDAModelLM(LLaDAConfig(**fields)),
@@ -56,28 +56,6 @@ ORIGINALS: dict[str, Callable[..., nn.Module]] = {
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-
-def write(
-    folder: Path, model: nn.Module, shards: int = 1, edit: Callable[[Weights], object] | None = None, **changes: Any
-) -> Path:
-    """Write a model as its authors would: config.json (with changes) and safetensors, shards with an index."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config: Any = model.config
-    (folder / "config.json").write_text(json.dumps(config.to_json() | changes))
-    stored = {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}
-    if edit is not None:
-        edit(stored)
-    if shards == 1:
-        save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-    files = {name: f"model-{i % shards + 1:05d}-of-{shards:05d}.safetensors" for i, name in enumerate(sorted(stored))}
-    for file in set(files.values()):
-        part = {name: tensor for name, tensor in stored.items() if files[name] == file}
-        save_file(part, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {"total_size": sum(t.nbytes for t in stored.values())}, "weight_map": files}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return folder
 
 
 def a_batch(padded: bool) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -495,19 +473,18 @@ def test_a_large_model_on_a_cpu_is_worth_a_warning(
 @pytest.mark.parametrize(
     ("model_type", "architecture"),
     [
-        ("sdar", "SDARForCausalLM"),
         ("sdar_moe", "SDARMoeForCausalLM"),
-        ("llada2_moe", "LLaDA2MoeModelLM"),
         ("custom", "SDARForCausalLM"),
         ("custom", "LLaDA2MoeModelLM"),
+        ("fast_dllm_v2", "Fast_dLLM_QwenForCausalLM"),
     ],
 )
-def test_block_diffusion_models_are_refused_for_now(
+def test_unknown_block_diffusion_models_are_refused(
     tmp_path: Path, model_type: str, architecture: str, trust_remote_code: bool
 ) -> None:
     config = {"model_type": model_type, "architectures": [architecture], "auto_map": {"AutoModel": "m.M"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="block-causal attention"):
+    with pytest.raises(ValueError, match="block-diffusion model that"):
         load(tmp_path, trust_remote_code=trust_remote_code)
 
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asrd.lab.compare.measure import Record
+from asrd.files import replacing
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.plots import draw_frontier
+from asrd.lab.compare.records import Record
 from asrd.lab.compare.report import wilson
 
 OURS = "loo"
@@ -99,7 +100,7 @@ class Difference:
 def save_problems(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], path: Path) -> None:
     """A line per problem: its seed, and for every run the `COLUMNS` as "label|column"."""
     names = [f"{run.label}|{column}" for run in runs for column in COLUMNS]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["problem", *names])
         for line in zip(*records, strict=True):

@@ -2,55 +2,64 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from asrd.config import AsrdConfig
 from asrd.engine.observers.events import Moment, moment_of
 from asrd.generate import checked_decoder
-from asrd.lab.compare.grading import Grader
+from asrd.lab.compare.grading import Grade, Grader
 from asrd.lab.compare.plan import RunSpec
+from asrd.lab.compare.records import Record, Store, now, reused_sentence, timing_conditions
+from asrd.lab.progress import Progress
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.task import Problem
 from asrd.many import Engine, Handle
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 
-Record = dict[str, Any]  # a Grade's fields and: problem (its seed), steps, seconds, drafted, rows (positions computed)
+GRADED = tuple(field.name for field in fields(Grade))
 
 
 def measure(
     model: Any,
     runs: Sequence[RunSpec],
-    problems: Sequence[Problem],
-    folder: Path,
-    context: dict[str, Any],
+    problems: Sequence[Any],
+    store: Store,
     batch_size: int = 32,
     quiet: bool = False,
+    note: Callable[[str], None] = lambda sentence: None,
+    decode: Callable[[Any, RunSpec, Sequence[Any], int], Iterator[Record]] | None = None,
+    names: Sequence[str] = GRADED,
 ) -> list[list[Record]]:
-    """The records of every run over all problems, in order. `context` (model, level) is part of a run's file name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    records = []
-    with tqdm(total=len(runs) * len(problems), unit="problem", disable=quiet or None) as bar:
+    """The records of every run over all problems, in order; only those that are not in the store are decoded.
+
+    `note` is told how many were. decode: what decodes and grades problems (`decode_problems`), and the names of the
+    fields of its records.
+    """
+    decode = decode or decode_problems
+    records, reused = [], []
+    with Progress(len(runs) * len(problems), "problem", quiet) as progress:
         for run in runs:
-            bar.set_description(run.label)
-            path = folder / f"{run.key(**context)}.jsonl"
-            done = read_records(path)
-            bar.update(sum(problem.seed in done for problem in problems))
-            missing = [problem for problem in problems if problem.seed not in done]
-            for record in decode_problems(model, run, missing, batch_size):
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(record) + "\n")
+            file = store.open(run)
+            done = file.read(names)
+            known = [done[problem.seed] for problem in problems if problem.seed in done]
+            missing = list({problem.seed: problem for problem in problems if problem.seed not in done}.values())
+            progress.start(run.label, len(known))
+            reused += known
+            timed = timing_conditions(min(batch_size, len(missing)), model)
+            for record in decode(model, run, missing, batch_size):
+                record |= {"timed": timed, "date": now()}
+                file.append(record)
                 done[record["problem"]] = record
-                bar.update()
+                progress.advance()
             records.append([done[problem.seed] for problem in problems])
+    if sentence := reused_sentence(reused, len(runs) * len(problems), len(runs)):
+        note(sentence)
     return records
 
 
@@ -59,17 +68,6 @@ def check_runs(model: Any, runs: Sequence[RunSpec]) -> None:
     adapter = ModelAdapter(model)
     for run in runs:
         checked_decoder(adapter, AsrdConfig(decoder=run.decoder, **run.settings))
-
-
-def read_records(path: Path) -> dict[int, Record]:
-    """A run's records on disk, by problem. A line cut short by an interruption is removed from the file."""
-    if not path.exists():
-        return {}
-    content = path.read_text(encoding="utf-8")
-    whole = content[: content.rfind("\n") + 1]
-    if whole != content:
-        path.write_text(whole, encoding="utf-8")
-    return {record["problem"]: record for record in map(json.loads, whole.splitlines())}
 
 
 def decode_batch(model: Any, run: RunSpec, problems: Sequence[Problem]) -> list[Record]:
@@ -86,7 +84,7 @@ def decode_problems(model: Any, run: RunSpec, problems: Sequence[Problem], slots
     if not problems:
         return
     watch = _Grading(problems, bool(run.settings.get("early_stop", True)))
-    settings = {"max_new_tokens": problems[0].response_length} | dict(run.settings) | {"seed": run.seed}
+    settings = {"max_new_tokens": problems[0].response_length, "seed": run.seed} | dict(run.settings)
     engine = Engine(model, slots=slots, observers=[watch], decoder=run.decoder, **settings)
     for result in engine.run({"prompt": prompt_ids(problem), "row_id": problem.seed} for problem in problems):
         if result.error is not None:

@@ -50,7 +50,13 @@ def plan_runs(
     sweeps: Mapping[str, Sequence[Any]],
     seeds: Sequence[int] = (0,),
 ) -> list[RunSpec]:
-    """All runs, checked. A setting that a decoder does not read (`reads`) is not swept for it."""
+    """All runs, checked. A setting that a decoder does not read (`reads`) is not swept for it.
+
+    Several seeds need something that is drawn at random: else all of them would be one decode.
+    """
+    if len(seeds) > 1 and "seed" in sweeps:
+        raise ValueError("--seeds and --sweep seed=: the one averages over seeds, the other shows each; give one")
+    several = len(seeds) > 1 or len(sweeps.get("seed", ())) > 1
     runs: dict[str, RunSpec] = {}
     for decoder in decoders:
         reads = find_decoder(decoder).reads
@@ -58,7 +64,23 @@ def plan_runs(
         for values in itertools.product(*(sweeps[name] for name in swept)):
             settings = {n: v for n, v in common.items() if n in reads} | dict(zip(swept, values, strict=True))
             AsrdConfig(**settings)  # raises if a value does not fit
+            if several and not is_random(decoder, settings):
+                raise ValueError(
+                    f"several seeds of {decoder} without a temperature are the same decode: give --set temperature=0.5,"
+                    " say, or one seed"
+                )
             for seed in seeds:
                 run = RunSpec(decoder, settings, tuple(swept), seed)
                 runs.setdefault(run.name, run)
     return list(runs.values())
+
+
+def is_random(decoder: str, settings: Mapping[str, Any]) -> bool:
+    """Whether the seed may change a decode. Of decoders that are not the package's it is believed."""
+    drawn = {"remasking": ("random",), "alg": ("origin",), "probe": ("gaussian", "random")}
+    return (
+        settings.get("temperature", 0) > 0
+        or decoder == "random-revocation"
+        or not find_decoder(decoder).__module__.startswith("asrd.")
+        or any(settings.get(name) in values for name, values in drawn.items())
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -123,7 +124,7 @@ def _sweep(summaries: Sequence[Summary], title: str, axis: str, theme: Theme) ->
         _errorbar(panels[0, 0], theme, decoder, spots, points, label=decoder)
         panels[0, 1].plot(x, [s.forwards for s in points], **style)
         if len(names) > 2:
-            panels[0, 2].plot(x, [1e3 * s.seconds for s in points], **style)
+            panels[0, 2].plot(x, [math.nan if s.seconds is None else 1e3 * s.seconds for s in points], **style)
     for fixed in (s for s in summaries if axis not in s.settings):
         panels[0, 0].axhline(
             100 * fixed.accuracy, color=theme.decoder(fixed.decoder), linestyle="--", linewidth=1.2, label=fixed.label

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from asrd.lab.compare.measure import Record
+from asrd.files import replacing, write_text
 from asrd.lab.compare.plan import RunSpec
+from asrd.lab.compare.records import Record
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Summary:
     high: float
     forwards: float  # forward passes
     tokens_per_forward: float
-    seconds: float
+    seconds: float | None  # None: not all of them timed under the same conditions
     speed: float | None  # seconds of `standard` / seconds
     revoked: float  # tokens
     precision: float | None  # of revocation: share of the revoked tokens that were wrong
@@ -41,32 +42,52 @@ class Summary:
     long_span: float | None  # R, share of the wrong tokens in runs of at least 15
 
 
-def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]]) -> list[Summary]:
-    """One summary per setting, over all its seeds, in the order of the runs."""
+def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], timed: str | None = None) -> list[Summary]:
+    """One summary per setting, over all its seeds, in the order of the runs.
+
+    timed: the conditions of this comparison (`timing_conditions`); seconds of records with others are left out.
+    """
     groups: dict[str, tuple[RunSpec, list[Sequence[Record]]]] = {}
     for run, found in zip(runs, records, strict=True):
         groups.setdefault(RunSpec(run.decoder, run.settings).name, (run, []))[1].append(found)
     merged = [(run, [record for seed in seeds for record in seed], len(seeds)) for run, seeds in groups.values()]
-    standards = [(run.deviations, found) for run, found, _ in merged if run.decoder == "standard"]
-    return [_summary(run, found, seeds, _reference(run, standards)) for run, found, seeds in merged]
+    clocks = [seconds_of(found, timed) for _, found, _ in merged]
+    standards = [
+        (run.deviations, clock)
+        for (run, _, _), clock in zip(merged, clocks, strict=True)
+        if run.decoder == "standard" and clock is not None
+    ]
+    return [
+        _summary(run, found, seeds, clock, reference_seconds(run, standards))
+        for (run, found, seeds), clock in zip(merged, clocks, strict=True)
+    ]
 
 
-def _reference(run: RunSpec, standards: Sequence[tuple[dict[str, Any], Sequence[Record]]]) -> float | None:
+def seconds_of(records: Sequence[Record], timed: str | None = None) -> float | None:
+    """Seconds per problem; None unless all of them were measured under one and the same conditions."""
+    conditions = {record.get("timed", timed) for record in records}
+    same = len(conditions) == 1 and (timed is None or conditions == {timed})
+    return sum(record["seconds"] for record in records) / len(records) if same else None
+
+
+def reference_seconds(run: RunSpec, standards: Sequence[tuple[dict[str, Any], float]]) -> float | None:
     """Seconds per problem of the standard decoder without a cache; where there are several, of the one that shares most
     settings with the run (the same block length, for example)."""
     own = run.deviations.items()
-    plain = [(settings, found) for settings, found in standards if "kv_cache" not in settings] or standards
-    alike = [(len(settings), found) for settings, found in plain if settings.items() <= own]
-    chosen = max(alike, key=lambda it: it[0])[1] if alike else [record for _, found in plain for record in found]
-    return sum(record["seconds"] for record in chosen) / len(chosen) if chosen else None
+    plain = [(settings, clock) for settings, clock in standards if "kv_cache" not in settings] or standards
+    alike = [(len(settings), clock) for settings, clock in plain if settings.items() <= own]
+    if alike:
+        return max(alike, key=lambda it: it[0])[1]
+    return statistics.fmean(clock for _, clock in plain) if plain else None
 
 
-def _summary(run: RunSpec, records: Sequence[Record], seeds: int, reference: float | None) -> Summary:
+def _summary(
+    run: RunSpec, records: Sequence[Record], seeds: int, seconds: float | None, reference: float | None
+) -> Summary:
     n = len(records)
-    total = {name: sum(r[name] for r in records) for name in records[0] if name != "problem"}
+    total = {name: sum(r[name] for r in records) for name in records[0] if name not in ("problem", "timed", "date")}
     accuracy = total["right"] / n
     low, high = interval([r["right"] for r in records], seeds)
-    seconds = total["seconds"] / n
     return Summary(
         label=run.label,
         decoder=run.decoder,
@@ -78,7 +99,7 @@ def _summary(run: RunSpec, records: Sequence[Record], seeds: int, reference: flo
         forwards=total["steps"] / n,
         tokens_per_forward=total["length"] / total["steps"],
         seconds=seconds,
-        speed=None if reference is None else reference / seconds,
+        speed=None if reference is None or not seconds else reference / seconds,
         revoked=total["revoked"] / n,
         precision=_share(total["revoked_wrong"], total["revoked"]),
         recall=_share(total["revoked_wrong"], total["checked_wrong"]),
@@ -97,11 +118,14 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 
 
 def interval(right: Sequence[bool], seeds: int) -> tuple[float, float]:
-    """95 % interval of the accuracy over the problems of one seed, or of the mean over several seeds."""
+    """95 % interval of the accuracy over the problems of one seed, or of the mean over several seeds; over the problems
+    also where all seeds have the same accuracy, from which nothing follows about others."""
     if seeds == 1:
         return wilson(sum(right), len(right))
     each = len(right) // seeds
     means = [sum(right[seed * each : (seed + 1) * each]) / each for seed in range(seeds)]
+    if len(set(means)) == 1:
+        return wilson(sum(right[:each]), each)
     half = STUDENT[min(seeds - 1, len(STUDENT)) - 1] * statistics.stdev(means) / math.sqrt(seeds)
     centre = statistics.fmean(means)
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -160,19 +184,23 @@ COLUMNS = (  # heading, field, format
     ("errors", "error_rate", "{:.1%}"),
     ("R", "long_span", "{:.0%}"),
 )
+SHOWN = tuple(c for c in COLUMNS if c[0] in ("accuracy", "95 %", "passes", "ms", "speed", "revoked"))
 LEGEND = (
-    "Per problem: passes (forward passes), ms, revoked (tokens), anchors. 95 %: interval of the accuracy. speed:"
-    " relative to standard. precision, recall: of revocation. errors: share of tokens that are wrong in the result;"
+    "Per problem: passes (forward passes), ms, revoked (tokens). 95 %: interval of the accuracy. speed: relative to"
+    " standard. results.md and results.csv have more columns."
+)
+MORE = (
+    "Per problem also anchors. precision, recall: of revocation. errors: share of tokens that are wrong in the result;"
     " R: share of these in runs of 15 or more."
 )
 
 
-def cells(summary: Summary) -> list[str]:
-    """A summary as the cells of a table row, in the order of COLUMNS, the label first."""
+def cells(summary: Summary, columns: Sequence[tuple[str, str | None, str]] = COLUMNS) -> list[str]:
+    """A summary as the cells of a table row, in the order of the columns, the label first."""
     shown = [summary.label]
-    for _, name, form in COLUMNS:
+    for _, name, form in columns:
         if name is None:
-            shown.append(f"{summary.low:.1%} - {summary.high:.1%}")
+            shown.append(f"{100 * summary.low:.1f} - {100 * summary.high:.1f}")
             continue
         value = getattr(summary, name)
         scaled = value * 1e3 if name == "seconds" and value is not None else value
@@ -192,11 +220,11 @@ def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], titl
     folder.mkdir(parents=True, exist_ok=True)
     equal = at_equal_forwards(summaries)
     content = {"about": about, "results": [asdict(s) for s in summaries], "at_equal_forwards": equal}
-    (folder / "results.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "results.json", json.dumps(content, indent=2) + "\n")
     heading = [f"# {title}", ""] if title else []
-    lines = [*heading, f"    {about['command']}", "", markdown(summaries), "", LEGEND, ""]
-    (folder / "results.md").write_text("\n".join(lines), encoding="utf-8")
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
+    lines = [*heading, f"    {about['command']}", "", markdown(summaries), "", f"{LEGEND} {MORE}", ""]
+    write_text(folder / "results.md", "\n".join(lines))
+    with replacing(folder / "results.csv") as beside, beside.open("w", newline="", encoding="utf-8") as file:
         rows = [{"model": about["model"]} | asdict(s) | {"settings": json.dumps(s.settings)} for s in summaries]
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -228,7 +256,7 @@ def _parsed(name: str, text: str) -> Any:
 
 def save_overview(folder: Path, command: str, made: Sequence[tuple[str, str, Sequence[Summary]]]) -> None:
     """results.md of a preset: the command, and every table made so far (name, title, rows) with its plot."""
-    parts = [f"    {command}\n", f"{LEGEND}\n"]
+    parts = [f"    {command}\n", f"{LEGEND} {MORE}\n"]
     for name, title, summaries in made:
         parts.append(f"## {title}\n\n{markdown(summaries)}\n\n![{title}]({name}/results.png)\n")
-    (folder / "results.md").write_text("\n".join(parts), encoding="utf-8")
+    write_text(folder / "results.md", "\n".join(parts))

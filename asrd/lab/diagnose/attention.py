@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from asrd.lab.diagnose.context import DecodeContext, cached_anchors
 from asrd.lab.diagnose.intervals import Estimate, mean
 from asrd.lab.diagnose.samples import Sample, batched
+from asrd.lab.progress import Progress
 from asrd_kernels import DecodeState
 from asrd_kernels.anchor_embed import guidance_weights
 
@@ -82,12 +82,12 @@ def attention_redistribution(
         if settings.get(name, usual) != usual:
             raise ValueError(f"{name}={settings[name]!r}: attention is compared in plain decodes of asrd only")
     parts = []
-    with tqdm(total=len(samples), unit="prompt", desc="attention", disable=quiet) as bar:
+    with Progress(len(samples), "prompt", quiet, "attention") as progress:
         for some in batched(samples, batch_size):
             watcher = _Watcher(DecodeContext.of(model, some, settings, tokenizer), every)
             watcher.context.decode([watcher])
             parts.append(watcher)
-            bar.update(len(some))
+            progress.advance(len(some))
     seen = [part for part in parts if part.counts.any()]
     if not seen:
         raise ValueError("no state of these decodes had anchors and a mask to guide or a token to check")

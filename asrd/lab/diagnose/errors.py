@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from asrd.decoders import find_decoder
 from asrd.engine.observers.events import EventObserver
@@ -22,6 +21,7 @@ from asrd.lab.diagnose.annotations import Annotated
 from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, mean, share
 from asrd.lab.diagnose.samples import Sample, batched
+from asrd.lab.progress import Progress
 from asrd.lab.tiny.task import Problem
 
 WINDOWS = (1, 2, 3, 4)
@@ -93,13 +93,13 @@ def packaged_errors(
     """Decode problems of the packaged task and count their errors, for every decoder and, where it has one, window."""
     runs = _runs(decoders, windows, settings or {})
     found = []
-    with tqdm(total=len(runs) * len(problems), unit="problem", desc="errors", disable=quiet) as bar:
+    with Progress(len(runs) * len(problems), "problem", quiet, "errors") as progress:
         for run in runs:
             records = []
             for start in range(0, len(problems), batch_size):
                 some = problems[start : start + batch_size]
                 records += decode_batch(model, run, some)
-                bar.update(len(some))
+                progress.advance(len(some))
             names = ErrorCounts.__dataclass_fields__
             window = run.settings.get("window")
             texts = [ErrorCounts(**{name: record[name] for name in names}) for record in records]
@@ -128,7 +128,7 @@ def tasks_of(
     """Texts for an annotator: the samples decoded, with the tokens and anchors of each text."""
     runs = _runs(decoders, windows, settings or {})
     found = []
-    with tqdm(total=len(runs) * len(samples), unit="text", desc="decode", disable=quiet) as bar:
+    with Progress(len(runs) * len(samples), "text", quiet, "decode") as progress:
         for run in runs:
             for some in batched(samples, batch_size):
                 context = DecodeContext.of(model, some, {**run.settings, "decoder": run.decoder}, tokenizer)
@@ -149,7 +149,7 @@ def tasks_of(
                         text |= {"window": run.settings["window"]}
                         text |= {"anchors": sorted(position for position in anchors if position < len(tokens))}
                     found.append(text)
-                bar.update(len(some))
+                progress.advance(len(some))
     return found
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from asrd.engine.loop import Observer
 from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, bootstrap, share
 from asrd.lab.diagnose.samples import Sample, batched
+from asrd.lab.progress import Progress
 from asrd.lab.tiny.language import EOS_ID
 from asrd.lab.tiny.task import Problem, token_errors
 from asrd_kernels import DecodeState
@@ -80,13 +80,13 @@ def wrong_persistence(
     if longest < 2:
         raise ValueError(f"longest={longest}: expected at least 2")
     parts = []
-    with tqdm(total=len(samples), unit="problem", desc="persistence", disable=quiet) as bar:
+    with Progress(len(samples), "problem", quiet, "persistence") as progress:
         for some in batched(samples, batch_size):
             context = DecodeContext.of(model, some, {**(settings or {}), "decoder": "asrd"}, tokenizer)
             watcher = RunWatcher([_problem(sample) for sample in some], context.rules.mask_id, longest)
             context.decode([watcher, *observers(context)])
             parts.append(watcher)
-            bar.update(len(some))
+            progress.advance(len(some))
     return persistence(torch.cat([p.pairs for p in parts]), torch.cat([p.lasting for p in parts]))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asrd.files import replacing, write_text
 from asrd.lab.diagnose.intervals import Estimate
 from asrd.lab.tables import console, print_table
 
@@ -64,17 +65,17 @@ class Report:
             "tables": {table.name: [_plain(row) for row in table.rows] for table in self.tables},
         }
         files = [folder / f"{self.name}.json"]
-        files[0].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(files[0], json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         for table in self.tables:
             files.append(folder / f"{self.name}-{table.name}.csv")
-            with files[-1].open("w", newline="", encoding="utf-8") as file:
+            with replacing(files[-1]) as beside, beside.open("w", newline="", encoding="utf-8") as file:
                 rows = [_flat(row) for row in table.rows]
                 names = list(dict.fromkeys(name for row in rows for name in row))
                 writer = csv.DictWriter(file, fieldnames=names, restval="")
                 writer.writeheader()
                 writer.writerows(rows)
         files.append(folder / f"{self.name}.md")
-        files[-1].write_text(self.markdown(), encoding="utf-8")
+        write_text(files[-1], self.markdown())
         if self.draw is not None:
             files += self.draw(folder / f"{self.name}.png")
         return files

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.observers.inspector import PARTS, StepClock
@@ -20,6 +19,7 @@ from asrd.lab.compare.plan import RunSpec
 from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, mean
 from asrd.lab.diagnose.samples import Sample
+from asrd.lab.progress import Progress
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import VocabStats
 
@@ -68,13 +68,13 @@ def runtime_breakdown(
     `kv_cache`, decoders that support a KV cache run without and with it."""
     runs = plan(decoders, settings or {})
     found: dict[str, list[Tensor]] = {run.label: [] for run in runs}
-    with tqdm(total=len(runs) * (len(samples) + 1), unit="decode", desc="runtime", disable=quiet) as bar:
+    with Progress(len(runs) * (len(samples) + 1), "decode", quiet, "runtime") as progress:
         for number, sample in enumerate([samples[0], *samples]):
             for run in runs:
                 times = time_decode(model, sample, {**run.settings, "decoder": run.decoder}, tokenizer)
                 if number > 0:
                     found[run.label].append(times)
-                bar.update()
+                progress.advance()
     return [summarise(label, times) for label, times in found.items()]
 
 

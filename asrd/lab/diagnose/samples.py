@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.files import read_text
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.language import ID
 from asrd.lab.tiny.task import BLOCK, Problem, held_out
+from asrd.many import chat_text
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def batched(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
 
 
 def _entries(path: Path) -> list[Any]:
-    text = path.read_text(encoding="utf-8").strip()
+    text = read_text(path).strip()
     if text.startswith("["):
         try:
             return list(json.loads(text))
@@ -137,7 +139,7 @@ def _is_prompt(prompt: Any) -> bool:
 def _prompt_ids(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if tokenizer.chat_template is not None:
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        prompt = chat_text(tokenizer, messages)
     elif not isinstance(prompt, str):
         raise ValueError("the tokenizer has no chat template: give each prompt as text, not as messages")
     return tuple(tokenizer(prompt, add_special_tokens=tokenizer.chat_template is None)["input_ids"])

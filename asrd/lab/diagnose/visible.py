@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from tqdm import tqdm
 
 from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, share
 from asrd.lab.diagnose.partial_states import draw_partial_states
 from asrd.lab.diagnose.samples import Sample
+from asrd.lab.progress import Progress
 from asrd_kernels import DecodeState
 
 KINDS = ("likely", "random")
@@ -94,11 +94,11 @@ def visible_behaviour(
     settings = dict(settings or {}) | {"decoder": "asrd", "cfg_scale": 0.0, "kv_cache": None}
     rng = torch.Generator().manual_seed(seed)
     found: dict[str, list[Checks]] = {kind: [] for kind in ("right", *KINDS)}
-    with tqdm(total=draws * len(samples), unit="canvas", desc="visible", disable=quiet) as bar:
+    with Progress(draws * len(samples), "canvas", quiet, "visible") as progress:
         for numbers in same_length(samples, draws, batch_size):
             for kind, checks in _check(model, samples, numbers, settings, tokenizer, rng).items():
                 found[kind].append(checks)
-            bar.update(len(numbers))
+            progress.advance(len(numbers))
     return summarise({kind: Checks.joined(parts) for kind, parts in found.items()}, len(samples))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd.lab.tiny.language import ASSISTANT, ID, MASK_ID, PAD_ID, USER
+from asrd.lab.tiny.language import ASSISTANT, EOS_ID, ID, MASK_ID, PAD_ID, USER
 from asrd.lab.tiny.task import Problem
 
 
@@ -21,6 +21,7 @@ class Batch:
     attention_mask: Tensor  # [B, P+G]
     response: Tensor  # [B, G] the sampled solution
     free: Tensor  # [B, G] bool: several words are right here
+    given: Tensor | None = None  # [B, G] bool, block-diffusion only: the end of the prompt, in the first decoded block
 
     @property
     def length(self) -> int:
@@ -50,5 +51,36 @@ def collate(problems: Sequence[Problem]) -> Batch:
     )
 
 
+def collate_blocks(problems: Sequence[Problem], block: int) -> Batch:
+    """Problems for a block-diffusion model: whole blocks that begin at each row's first real token.
+
+    Padding on the left is a number of whole blocks, the text is filled up with end-of-text to whole blocks, and
+    `response` holds all columns from the first decoded block of any row on: the end of the prompt (`given`) included.
+    """
+    prompts = [prompt_ids(problem) for problem in problems]
+    texts = [prompt + p.response_ids for prompt, p in zip(prompts, problems, strict=True)]
+    lengths = [-(-len(text) // block) * block for text in texts]
+    widest = max(lengths)
+    first = min(widest - n + len(prompt) // block * block for n, prompt in zip(lengths, prompts, strict=True))
+    rows, visible, free, given = [], [], [], []
+    for problem, prompt, text, n in zip(problems, prompts, texts, lengths, strict=True):
+        pads, fill = widest - n, n - len(text)
+        rows.append([PAD_ID] * pads + text + [EOS_ID] * fill)
+        visible.append([0] * pads + [1] * n)
+        before = pads + len(prompt)
+        slots = [slot.is_free for slot in problem.slots]
+        free.append([True] * before + slots + [False] * (widest - before - len(slots)))
+        given.append([True] * before + [False] * (widest - before))
+    canvas = torch.tensor(rows)
+    return Batch(
+        canvas[:, :first],
+        torch.tensor(visible),
+        canvas[:, first:],
+        torch.tensor(free)[:, first:],
+        torch.tensor(given)[:, first:],
+    )
+
+
 def all_masked(batch: Batch) -> Tensor:
-    return torch.full_like(batch.response, MASK_ID)
+    masks = torch.full_like(batch.response, MASK_ID)
+    return masks if batch.given is None else torch.where(batch.given, batch.response, masks)

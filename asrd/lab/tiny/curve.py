@@ -1,4 +1,4 @@
-"""The learning curve on disk: CSV always, PNG if matplotlib is installed (`pip install asrd[viz]`)."""
+"""The learning curve on disk: CSV always, PNG if matplotlib is installed."""
 
 from __future__ import annotations
 

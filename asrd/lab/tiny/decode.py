@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd.lab.tiny.batch import all_masked, collate
+from asrd.lab.tiny.batch import Batch, all_masked, collate, collate_blocks
 from asrd.lab.tiny.language import MASK_ID
 from asrd.lab.tiny.model import TinyModel
 from asrd.lab.tiny.task import BLOCK, Problem, grade
@@ -28,13 +28,14 @@ class Score:
 @torch.no_grad()
 def decode(model: TinyModel, problems: Sequence[Problem], threshold: float | None = None) -> tuple[Tensor, Tensor]:
     """Responses [B, G] and forward passes [B]. `threshold` None: standard, one token per step."""
-    batch = collate(problems)
+    size = model.shape.block or BLOCK
+    batch = collate_blocks(problems, size) if model.shape.block else collate(problems)
     response = all_masked(batch)
     forwards = torch.zeros(len(problems), dtype=torch.long)
-    for start in range(0, batch.length, BLOCK):
-        block = slice(start, start + BLOCK)
+    for start in range(0, batch.length, size):
+        block = slice(start, start + size)
         while (masked := response[:, block] == MASK_ID).any():
-            logits = model(batch.canvas(response), batch.attention_mask, last=batch.length)[:, block]
+            logits = _logits(model, batch, response, block)
             confidence, token = logits.float().softmax(dim=-1).max(dim=-1)
             confidence = confidence.masked_fill(~masked, -1.0)
             best = torch.zeros_like(masked)
@@ -42,7 +43,22 @@ def decode(model: TinyModel, problems: Sequence[Problem], threshold: float | Non
             commit = best & masked if threshold is None else (best | (confidence > threshold)) & masked
             response[:, block] = torch.where(commit, token, response[:, block])
             forwards += masked.any(dim=1)
-    return response, forwards
+    if batch.given is None:
+        return response, forwards
+    starts, wanted = batch.given.sum(dim=1).tolist(), problems[0].response_length
+    cut = [row[start : start + wanted] for row, start in zip(response, starts, strict=True)]
+    return torch.stack(cut), forwards
+
+
+def _logits(model: TinyModel, batch: Batch, response: Tensor, block: slice) -> Tensor:
+    """Logits of one block; a block-diffusion model computes nothing behind it."""
+    if batch.given is None:
+        return model(batch.canvas(response), batch.attention_mask, last=batch.length)[:, block]
+    end = batch.prompt.shape[1] + block.stop
+    logits: Tensor = model(
+        batch.canvas(response)[:, :end], batch.attention_mask[:, :end], last=block.stop - block.start
+    )
+    return logits
 
 
 def score(model: TinyModel, problems: Sequence[Problem], threshold: float | None = None, batch_size: int = 32) -> Score:

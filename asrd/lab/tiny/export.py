@@ -1,6 +1,6 @@
 """A trained model as a folder that `asrd.load` reads: config.json, model.safetensors (half precision), tokenizer.
 
-The key names and the config are LLaDA's original ones, or Dream's for a shifted model.
+The key names and the config are LLaDA's original ones, Dream's for a shifted model, SDAR's for a block-diffusion one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
 from asrd.lab.tiny.model import Shape, TinyModel
 from asrd.lab.tiny.tokenizer import save_tokenizer
 
-DREAM_NAMES = (  # LLaDA's name (a pattern) and Dream's
+RESPONSE = 96  # tokens of a hard problem's response
+QWEN_NAMES = (  # LLaDA's name (a pattern), and Dream's and SDAR's
     (r"^model\.transformer\.wte\.", "model.embed_tokens."),
     (r"^model\.transformer\.ln_f\.", "model.norm."),
     (r"^model\.transformer\.ff_out\.", "lm_head."),
-    (r"^model\.transformer\.blocks\.(\d+)\.(q_proj|k_proj|v_proj)\.", r"model.layers.\1.self_attn.\2."),
+    (r"^model\.transformer\.blocks\.(\d+)\.(q_proj|k_proj|v_proj|q_norm|k_norm)\.", r"model.layers.\1.self_attn.\2."),
     (r"^model\.transformer\.blocks\.(\d+)\.attn_out\.", r"model.layers.\1.self_attn.o_proj."),
     (r"^model\.transformer\.blocks\.(\d+)\.ff_proj\.", r"model.layers.\1.mlp.gate_proj."),
     (r"^model\.transformer\.blocks\.(\d+)\.up_proj\.", r"model.layers.\1.mlp.up_proj."),
@@ -32,12 +33,12 @@ DREAM_NAMES = (  # LLaDA's name (a pattern) and Dream's
 )
 
 
-def to_dream(name: str) -> str:
-    for pattern, replacement in DREAM_NAMES:
+def to_qwen(name: str) -> str:
+    for pattern, replacement in QWEN_NAMES:
         name, count = re.subn(pattern, replacement, name)
         if count:
             return name
-    raise KeyError(f"{name!r} has no counterpart in Dream's layout")
+    raise KeyError(f"{name!r} has no counterpart in Dream's and SDAR's layout")
 
 
 def llada_config(shape: Shape) -> dict[str, Any]:
@@ -89,6 +90,19 @@ def dream_config(shape: Shape) -> dict[str, Any]:
     }
 
 
+def sdar_config(shape: Shape) -> dict[str, Any]:
+    shared = {name: value for name, value in dream_config(shape).items() if name not in _token_ids()}
+    return shared | {
+        "architectures": ["SDARForCausalLM"],
+        "model_type": "sdar",
+        "head_dim": shape.d_model // shape.n_heads,
+        "attention_bias": False,
+        "sliding_window": None,
+        "block_size": shape.block,
+        **_token_ids(),
+    }
+
+
 def _token_ids() -> dict[str, Any]:
     return {"mask_token_id": MASK_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "torch_dtype": "float32"}
 
@@ -96,15 +110,17 @@ def _token_ids() -> dict[str, Any]:
 def export(model: TinyModel, folder: Path, training: dict[str, Any]) -> None:
     """Write the folder; `training` is the content of training.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    shift = model.shape.shift
+    shape = model.shape
+    qwen = shape.shift or shape.block > 0
     tensors = {
-        to_dream(name) if shift else name: tensor.to(torch.float16).contiguous()
+        to_qwen(name) if qwen else name: tensor.to(torch.float16).contiguous()
         for name, tensor in model.state_dict().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
-    config = dream_config(model.shape) if shift else llada_config(model.shape)
+    config = dream_config(shape) if shape.shift else sdar_config(shape) if shape.block else llada_config(shape)
     _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"max_new_tokens": RESPONSE})
     _write_json(folder / "training.json", training)
     save_tokenizer(folder)
 
@@ -112,22 +128,25 @@ def export(model: TinyModel, folder: Path, training: dict[str, Any]) -> None:
 def import_weights(folder: Path) -> TinyModel:
     """The exported folder as a `TinyModel` again (float32 from the half-precision file)."""
     config = json.loads((folder / "config.json").read_text())
-    shift = config["model_type"] == "Dream"
+    shift, block = config["model_type"] == "Dream", config.get("block_size", 0)
+    qwen = shift or block > 0
     shape = Shape(
         vocab_size=config["vocab_size"],
-        d_model=config["hidden_size" if shift else "d_model"],
-        n_layers=config["num_hidden_layers" if shift else "n_layers"],
-        n_heads=config["num_attention_heads" if shift else "n_heads"],
-        mlp_hidden_size=config["intermediate_size" if shift else "mlp_hidden_size"],
+        d_model=config["hidden_size" if qwen else "d_model"],
+        n_layers=config["num_hidden_layers" if qwen else "n_layers"],
+        n_heads=config["num_attention_heads" if qwen else "n_heads"],
+        mlp_hidden_size=config["intermediate_size" if qwen else "mlp_hidden_size"],
         rope_theta=config["rope_theta"],
         rms_norm_eps=config["rms_norm_eps"],
-        max_sequence_length=config["max_position_embeddings" if shift else "max_sequence_length"],
+        max_sequence_length=config["max_position_embeddings" if qwen else "max_sequence_length"],
         qkv_bias=shift,
         shift=shift,
+        qk_norm=block > 0,
+        block=block,
     )
     model = TinyModel(shape)
     stored: dict[str, Tensor] = load_file(folder / "model.safetensors")
-    model.load_state_dict({name: stored[to_dream(name) if shift else name].float() for name in model.state_dict()})
+    model.load_state_dict({name: stored[to_qwen(name) if qwen else name].float() for name in model.state_dict()})
     return model.eval()
 
 

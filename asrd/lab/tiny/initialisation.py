@@ -16,6 +16,7 @@ from asrd.lab.tiny.model import TinyModel
 
 PERIODS = (2, 3, 4, 5, 7, 10, 16, 25, 40, 100)
 SCALE = 1.5  # of the circles relative to the random embedding they are added to
+QUERY_SIZE = 1.5  # root mean square of normalised queries and keys: about that of `tiny`, which has no such norms
 COPY = 0.5  # weight of the identity in the value and output matrices of attention
 
 
@@ -28,6 +29,8 @@ def prepare(model: TinyModel, seed: int) -> None:
         for name, matrix in model.named_parameters():
             if name.endswith(("v_proj.weight", "attn_out.weight")):
                 matrix.add_(torch.eye(len(matrix)), alpha=COPY)
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                matrix.fill_(QUERY_SIZE)
 
 
 def _place_numbers_on_circles(embedding: Tensor, seed: int) -> None:

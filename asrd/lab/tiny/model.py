@@ -1,7 +1,7 @@
 """The small transformer that is trained: LLaDA's blocks (RMSNorm, RoPE, SwiGLU), attention in both directions.
 
 Module names are LLaDA's own key names, so `state_dict()` is the checkpoint. With `qkv_bias` and `shift` it is
-Dream's architecture, whose key names `export.py` writes.
+Dream's architecture, with `qk_norm` and `block` SDAR's; their key names are written by `export.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Shape:
     max_sequence_length: int = 512
     qkv_bias: bool = False
     shift: bool = False  # Dream: the logits of position p are in row p-1
+    qk_norm: bool = False  # SDAR: queries and keys of each head are normalised
+    block: int = 0  # SDAR: a block of so many columns attends to itself and to earlier blocks; 0: full attention
 
 
 class Block(nn.Module):
@@ -37,6 +39,8 @@ class Block(nn.Module):
         self.k_proj = nn.Linear(d, d, bias=shape.qkv_bias)
         self.v_proj = nn.Linear(d, d, bias=shape.qkv_bias)
         self.attn_out = nn.Linear(d, d, bias=False)
+        self.q_norm = nn.RMSNorm(d // shape.n_heads, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(d // shape.n_heads, shape.rms_norm_eps) if shape.qk_norm else nn.Identity()
         self.ff_norm = nn.RMSNorm(d, shape.rms_norm_eps)
         self.ff_proj = nn.Linear(d, hidden, bias=False)
         self.up_proj = nn.Linear(d, hidden, bias=False)
@@ -46,7 +50,9 @@ class Block(nn.Module):
         """x [B, N, d] -> [B, len(rows), d]: all rows are attended to, the wanted ones are computed."""
         h = self.attn_norm(x)
         q, k, v = self._heads(self.q_proj(h[:, rows])), self._heads(self.k_proj(h)), self._heads(self.v_proj(h))
-        q, k = rotate(q, cos[rows], sin[rows]), rotate(k, cos, sin)
+        q, k = rotate(self.q_norm(q), cos[rows], sin[rows]), rotate(self.k_norm(k), cos, sin)
+        if allowed is not None and allowed.shape[2] > 1:
+            allowed = allowed[:, :, rows]
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
         x = x[:, rows] + self.attn_out(attended.transpose(1, 2).flatten(2))
         h = self.ff_norm(x)
@@ -109,17 +115,61 @@ class TinyModel(nn.Module):
 
         With `shift` the row before each position is read: row i of the result always belongs to position i.
         """
-        transformer, n = self.model.transformer, ids.shape[1]
+        n = ids.shape[1]
         last, before = n if last is None else last, int(self.shape.shift)
-        whole, wanted = slice(0, n), slice(max(n - last - before, 0), n - before)
         allowed = None
-        if attention_mask is not None and not bool(attention_mask.all()):
+        if self.shape.block:
+            allowed = block_causal(torch.ones_like(ids) if attention_mask is None else attention_mask, self.shape.block)
+        elif attention_mask is not None and not bool(attention_mask.all()):
             allowed = attention_mask.bool()[:, None, None, :]
-        x = transformer.wte(ids)
-        *blocks, final = transformer.blocks
-        for block in blocks:
-            x = block(x, self.cos[:n], self.sin[:n], allowed, whole)
-        x = final(x, self.cos[:n], self.sin[:n], allowed, wanted)
+        x = self._run(ids, torch.arange(n), allowed, slice(max(n - last - before, 0), n - before))
         if x.shape[1] < last:  # a shifted model has no row before the first: Dream reads its own there
             x = torch.cat((x[:, :1], x), dim=1)
-        return transformer.ff_out(transformer.ln_f(x))
+        return self._head(x)
+
+    def denoise(self, clean: Tensor, noisy: Tensor, attention_mask: Tensor) -> Tensor:
+        """Block-diffusion training: clean [B, N] and a noisy copy of its last W columns -> logits [B, W, V] of these.
+
+        A noisy block attends to itself and to the earlier blocks of the clean canvas, so that one forward trains
+        every block as it is decoded.
+        """
+        n, w = clean.shape[1], noisy.shape[1]
+        columns = torch.cat((torch.arange(n), torch.arange(n - w, n)))
+        allowed = clean_and_noisy(attention_mask, w, self.shape.block)
+        return self._head(self._run(torch.cat((clean, noisy), dim=1), columns, allowed, slice(n, n + w)))
+
+    def _run(self, ids: Tensor, columns: Tensor, allowed: Tensor | None, wanted: slice) -> Tensor:
+        cos, sin = self.cos[columns], self.sin[columns]
+        x = self.model.transformer.wte(ids)
+        *blocks, final = self.model.transformer.blocks
+        for block in blocks:
+            x = block(x, cos, sin, allowed, slice(0, ids.shape[1]))
+        hidden: Tensor = final(x, cos, sin, allowed, wanted)
+        return hidden
+
+    def _head(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model.transformer.ff_out(self.model.transformer.ln_f(x))
+        return logits
+
+
+def block_causal(attention_mask: Tensor, block: int) -> Tensor:
+    """[B, 1, N, N] bool: every column sees the real ones of its own and earlier blocks, and itself.
+
+    Padding is on the left and by whole blocks, so a block's columns are those of one block in every row.
+    """
+    n = attention_mask.shape[1]
+    number = torch.arange(n) // block
+    seen = (number[None, :] <= number[:, None]) & attention_mask.bool()[:, None, None, :]
+    return seen | torch.eye(n, dtype=torch.bool)
+
+
+def clean_and_noisy(attention_mask: Tensor, window: int, block: int) -> Tensor:
+    """[B, 1, N+W, N+W] bool for N clean columns followed by a noisy copy of the last W of them."""
+    b, n = attention_mask.shape
+    number = torch.arange(n) // block
+    allowed = torch.zeros(b, 1, n + window, n + window, dtype=torch.bool)
+    allowed[:, :, :n, :n] = block_causal(attention_mask, block)
+    copied, real = number[n - window :], attention_mask.bool()[:, None, None, :]
+    allowed[:, :, n:, :n] = (number[None, :] < copied[:, None]) & real
+    allowed[:, :, n:, n:] = (copied[None, :] == copied[:, None]) & real[..., n - window :]
+    return allowed | torch.eye(n + window, dtype=torch.bool)

@@ -27,7 +27,7 @@ SMALLEST_RATIO = 0.1
 @dataclass(frozen=True)
 class Noisy:
     response: Tensor  # [B, G] the noisy response
-    ratio: Tensor  # [B, 1] the mask ratio t that was drawn
+    ratio: Tensor  # [B, 1], or [B, G] where blocks have their own: the mask ratio t that was drawn
     active: Tensor  # [B, G] bool: the positions in the active or an earlier block
 
     @property
@@ -35,14 +35,14 @@ class Noisy:
         return self.response == MASK_ID
 
 
-def draw_masks(batch: Batch, rng: Generator) -> Noisy:
+def draw_masks(batch: Batch, rng: Generator, size: int = BLOCK) -> Noisy:
     """Masks for every sample: t stratified over the batch, at least one active mask each."""
     b, g = batch.response.shape
     order = torch.randperm(b, generator=rng)
     ratio = ((order + torch.rand(b, generator=rng)) / b)[:, None].clamp_min(SMALLEST_RATIO)
-    block = torch.randint(g // BLOCK, (b, 1), generator=rng)
+    block = torch.randint(g // size, (b, 1), generator=rng)
     blockwise = torch.rand(b, 1, generator=rng) < P_BLOCKWISE
-    position_block = torch.arange(g)[None, :] // BLOCK
+    position_block = torch.arange(g)[None, :] // size
     later = blockwise & (position_block > block)
     candidate = ~blockwise | (position_block == block)
     score = torch.rand(b, g, generator=rng).masked_fill(~candidate, 2.0)
@@ -50,6 +50,17 @@ def draw_masks(batch: Batch, rng: Generator) -> Noisy:
     masked = torch.where(_computed(batch.response) & candidate, _in_order(batch, masked, candidate, rng), masked)
     masked[torch.arange(b), score.argmin(dim=1)] |= ~(masked & candidate).any(dim=1)
     return Noisy(batch.response.masked_fill(masked | later, MASK_ID), ratio, ~later)
+
+
+def draw_block_masks(batch: Batch, block: int, rng: Generator) -> Noisy:
+    """Masks for a block-diffusion model: every block of every sample has a mask ratio of its own; the prompt none."""
+    b, g = batch.response.shape
+    each = Batch(batch.prompt, batch.attention_mask, batch.response.reshape(-1, block), batch.free.reshape(-1, block))
+    noisy = draw_masks(each, rng, block)
+    ratio = noisy.ratio.expand(-1, block).reshape(b, g)
+    response = noisy.response.view(b, g)
+    assert batch.given is not None
+    return Noisy(torch.where(batch.given, batch.response, response), ratio, ~batch.given)
 
 
 def _computed(tokens: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -46,8 +46,9 @@ class State:
 
 def new_state(settings: Settings) -> State:
     torch.manual_seed(settings.seed)
-    shift = RECIPES[settings.recipe].shift
-    model = TinyModel(Shape(len(VOCABULARY), qkv_bias=shift, shift=shift))
+    recipe = RECIPES[settings.recipe]
+    shape = Shape(len(VOCABULARY), qkv_bias=recipe.shift, shift=recipe.shift)
+    model = TinyModel(replace(shape, qk_norm=bool(recipe.block), block=recipe.block))
     prepare(model, settings.seed)
     if settings.init is not None:
         take_over_weights(model, Path(resolve(settings.init)))

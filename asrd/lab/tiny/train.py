@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from asrd.lab.tiny.batch import Batch, collate
+from asrd.lab.tiny.batch import Batch, collate, collate_blocks
 from asrd.lab.tiny.curve import Point, save_curve
 from asrd.lab.tiny.decode import score
 from asrd.lab.tiny.export import export
@@ -34,7 +34,8 @@ def next_batch(state: State, settings: Settings, progress: float) -> Batch:
     some = list(itertools.islice(stream, BATCH[level]))
     state.next_seed[level] = some[-1].seed + 1
     state.sequences += len(some)
-    return collate(some)
+    block = RECIPES[settings.recipe].block
+    return collate_blocks(some, block) if block else collate(some)
 
 
 def progress_of(state: State, settings: Settings) -> float:

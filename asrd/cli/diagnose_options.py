@@ -1,0 +1,145 @@
+"""The options of `asrd diagnose`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from asrd.cli.settings import add_model, at_least, check_decoders, listed, parse_setting
+from asrd.files import check_file, check_folder
+from asrd.lab.tiny.task import LEVELS
+from asrd.settings import check
+
+ERROR_DECODERS = "standard,wino,asrd"
+RUNTIME_DECODERS = "standard,threshold,factor,wino,saber,asrd"
+KINDS = ("code", "math")  # of annotators' prompts
+LONGEST = 6
+
+
+def add(commands: Any) -> None:
+    """Register the command and its subcommands."""
+    top = commands.add_parser(
+        "diagnose",
+        help="diagnostics: attention, errors, runtime, visible positions, stability",
+        description="The paper's diagnostics. Each prints a table and a summary.",
+    )
+    what = top.add_subparsers(dest="what", metavar="WHAT", required=True)
+    _add_attention(what)
+    _add_errors(what)
+    _add_runtime(what)
+    _add_visible(what)
+    _add_stability(what)
+
+
+def _new(what: Any, name: str, n: int, batch: int | None, short: str, long: str) -> Any:
+    command = what.add_parser(name, help=short, description=long)
+    command.add_argument("--n", type=int, default=n, help=f"prompts or problems (default: {n})")
+    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    if batch is not None:
+        command.add_argument("--batch-size", type=int, default=batch, help=f"(default: {batch})")
+    command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of AsrdConfig")
+    command.add_argument("--out", type=Path, help="folder for JSON, CSV, Markdown and plots")
+    command.set_defaults(run=f"asrd.cli.diagnose:run_{name}", check=_check)
+    return command
+
+
+def _add_attention(what: Any) -> None:
+    command = _new(
+        what, "attention", 16, 8,
+        "mean attention between masks, pending tokens and anchors, by layer, with guidance and probe on and off",
+        "States of real decodes are given to the model with and without guidance and probe. The model runs in eager"
+        " attention; --attn is ignored.",
+    )  # fmt: skip
+    command.add_argument("--every", type=int, default=1, help="compare every N-th step (default: 1)")
+    _add_prompts(command)
+    add_model(command)
+
+
+def _add_errors(what: Any) -> None:
+    command = _new(
+        what, "errors", 32, 32,
+        "error rate, long-span ratio R, contamination of anchors by window",
+        "On the packaged task the errors are exact. For a benchmark of your own: --prompts FILE --tasks TASKS.json"
+        " writes the texts for an annotator; --annotations FILLED.json reads them annotated.",
+    )  # fmt: skip
+    command.add_argument("--decoders", default=ERROR_DECODERS, help="(default: %(default)s)")
+    command.add_argument("--windows", default="1,2,3,4", help="k of the decoders with anchors (default: %(default)s)")
+    command.add_argument("--annotations", type=Path, help="read an annotated file instead of decoding")
+    command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file")
+    command.add_argument("--kind", choices=KINDS, default="math", help="kind of annotator's prompt")
+    _add_prompts(command)
+    add_model(command)
+
+
+def _add_runtime(what: Any) -> None:
+    command = _new(
+        what, "runtime", 6, None,
+        "time of a step by part: embed, forward, LM head, statistics, commit, cache",
+        "Every decoder decodes every prompt, one at a time. Run it on an idle machine."
+        " --set kv_cache=dual adds a row with the cache for each decoder that supports one.",
+    )  # fmt: skip
+    command.add_argument("--decoders", default=RUNTIME_DECODERS, help="(default: %(default)s)")
+    _add_prompts(command)
+    add_model(command)
+
+
+def _add_visible(what: Any) -> None:
+    command = _new(
+        what, "visible", 16, 32,
+        "is a model suited to revocation? predictions at right and planted wrong visible tokens",
+        "A few prompts with answers are enough: --prompts FILE of JSON lines with \"prompt\" and \"answer\"; packaged"
+        " models use their own problems.",
+    )  # fmt: skip
+    command.add_argument("--draws", type=int, default=8, help="partially masked canvases per prompt (default: 8)")
+    _add_prompts(command)
+    add_model(command)
+
+
+def _add_stability(what: Any) -> None:
+    command = _new(
+        what, "stability", 24, 24,
+        "displacement bounds on real states; how many steps wrong predictions last",
+        "On the packaged task, where it is known which predictions are wrong.",
+    )  # fmt: skip
+    command.add_argument("--models", help="names or folders (default: those of the package)")
+    command.add_argument("--windows", default="1,2,3,4", help="k of the decodes whose wrong anchors are counted")
+    command.add_argument("--longest", type=int, default=LONGEST, help=f"largest number of steps (default: {LONGEST})")
+    add_model(command)
+
+
+def _add_prompts(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--prompts", type=Path, help='JSON list or lines with "prompt" and "answer"')
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    at_least(arguments, n=1, batch_size=1, draws=1, every=1)
+    for name, value in (parse_setting(item) for item in arguments.set):
+        check(name, value)
+        if name in ("decoder", "return_dict_in_generate"):
+            raise ValueError(f"--set {name}: set by the diagnosis itself")
+    if getattr(arguments, "decoders", None) is not None:
+        check_decoders(arguments, listed(arguments.decoders))
+    if getattr(arguments, "windows", None) is not None:
+        windows_of(arguments)
+    if getattr(arguments, "annotations", None) is not None and arguments.tasks is not None:
+        raise ValueError("--annotations and --tasks: one reads what the other writes; give one of the two")
+    for name in ("prompts", "annotations"):
+        path = getattr(arguments, name, None)
+        if path is not None and not path.is_file():
+            raise ValueError(f"--{name} {path}: there is no such file")
+    if getattr(arguments, "tasks", None) is not None:
+        check_file(arguments.tasks, "--tasks")
+    if arguments.out is not None:
+        check_folder(arguments.out, "--out")
+
+
+def windows_of(arguments: argparse.Namespace) -> list[int]:
+    """--windows."""
+    try:
+        windows = [int(k) for k in arguments.windows.split(",")]
+    except ValueError:
+        windows = [0]
+    if min(windows) < 1:
+        raise ValueError(f"--windows {arguments.windows}: expected integers of at least 1, such as 1,2,3,4")
+    return windows
