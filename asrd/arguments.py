@@ -24,17 +24,21 @@ log = logging.getLogger("asrd")
 
 # What transformers' generate() hands to every custom_generate callable, and what it may then be.
 INJECTED = ("position_ids", "past_key_values", "use_cache", "logits_to_keep", "synced_gpus")
-_ONE_OR_NONE = ("num_beams", "num_return_sequences")
-_OWN_PROCESSORS = ("SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper")
+_ONE_OR_NONE = ("num_beams",)
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_OWN_PROCESSORS = (
+    "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
+    "MinPLogitsWarper", "RepetitionPenaltyLogitsProcessor",
+)  # fmt: skip
 _OWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 # Fields of a GenerationConfig that change nothing in what is generated here; any other must have its neutral value.
 _HARMLESS = {
     "bos_token_id", "cache_config", "cache_implementation", "compile_config", "continuous_batching_config",
     "decoder_start_token_id", "disable_compile", "do_sample", "early_stopping", "is_assistant", "length_penalty",
-    "low_memory", "max_length", "max_cache_len", "num_beams", "num_beam_groups", "num_return_sequences",
+    "low_memory", "max_length", "max_cache_len", "num_beams", "num_beam_groups",
     "output_attentions", "output_hidden_states", "output_logits", "output_scores", "prefill_chunk_size",
     "remove_invalid_values", "renormalize_logits", "return_legacy_cache", "token_healing", "transformers_version",
-    "top_k", "use_cache",
+    "use_cache",
 }  # fmt: skip
 
 
@@ -55,6 +59,8 @@ def resolve_config(
         found = type(generation_config).__name__
         raise ValueError(f"generation_config must be an AsrdConfig or another GenerationConfig, not {found}")
     given = resolve_aliases(settings)
+    if given.pop("output_scores", None):
+        given["logprobs"] = True
     if given.get("max_new_tokens", 0) is None:
         del given["max_new_tokens"]
     for name in given:
@@ -66,7 +72,10 @@ def resolve_config(
         _refuse_foreign(generation_config)
         base = {name: getattr(generation_config, name, None) for name in FIELDS}
         if not generation_config.do_sample:
-            base["temperature"] = None
+            base |= dict.fromkeys(_SAMPLING)
+        elif base["top_k"] == NEUTRAL["top_k"]:  # filled in by transformers, not chosen
+            base["top_k"] = None
+        base["logprobs"] = bool(generation_config.output_scores)
         base = {name: value for name, value in base.items() if value is not None}
         max_length = max_length if max_length is not None else generation_config.max_length
     else:
@@ -79,6 +88,10 @@ def resolve_config(
     if "max_new_tokens" not in base | given:
         given["max_new_tokens"] = default_length(model)
     config = AsrdConfig(**base | given)
+    if config.temperature == 0:
+        for name in ("top_k", "top_p", "min_p"):
+            if getattr(config, name) not in (FIELDS[name].default, 0):
+                log_once(f"{name}={getattr(config, name)} does nothing at temperature=0, which takes the best token")
     for name in without_effect(config):
         log_once(f"{name} does nothing: decoder={config.decoder!r}, as it is set up, does not look at it")
     if config.kv_refresh is not None and config.kv_cache is None:
@@ -104,8 +117,6 @@ def _refuse_foreign(config: GenerationConfig) -> None:
             raise ValueError(
                 f"generation_config has {name}={value!r}, which diffusion decoding does not have: unset it"
             )
-    if config.do_sample and config.top_k not in (None, 0, NEUTRAL["top_k"]):
-        log_once("top_k is not applied: diffusion decoding samples from the whole vocabulary")
 
 
 _logged: set[str] = set()
@@ -126,8 +137,6 @@ def refuse_extras(logits_processor: Any, injected: dict[str, Any]) -> None:
         raise ValueError(
             f"logits_processor: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out"
         )
-    if "TopKLogitsWarper" in names:
-        log_once("top_k is not applied: diffusion decoding samples from the whole vocabulary")
     cache = injected.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError("past_key_values is not empty: diffusion decoding starts from the whole prompt; leave it out")

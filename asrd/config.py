@@ -33,6 +33,7 @@ class AsrdConfig(GenerationConfig):
     alpha: float
     beta: float
     seed: int
+    logprobs: bool
     scope: Literal["block", "sequence"]
     revoked_history: Literal["keep", "reset"]
     anchor_eos: bool
@@ -60,6 +61,12 @@ class AsrdConfig(GenerationConfig):
     witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
+    strategy: Literal["static", "dynamic", "sequential", "joint"] | None
+    denoising_steps: int | None
+    editing_threshold: float
+    max_post_steps: int
+    num_to_transfer: int
+    boundary: Literal["fused", "merged", "apart"]
     faithful: bool
     mask_token_id: int | None
     eot_token_id: int | None

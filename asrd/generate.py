@@ -26,12 +26,14 @@ from asrd.arguments import (
 from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.batch import Batch, Rows, decode
-from asrd.engine.caches import require_cache, settle_blocks
+from asrd.engine.caches import refuse_block_settings, require_cache, settle_blocks
 from asrd.engine.device.gpu import current
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.loop import Observer, Run
 from asrd.engine.observers.streaming import StreamObserver
 from asrd.engine.request import Request, prepare
+from asrd.engine.scores import TokenScores
+from asrd.engine.shaping import new_shaping
 from asrd.engine.stopping import Stop, new_stop
 from asrd.models.adapter import ModelAdapter
 from asrd.output import AsrdOutput
@@ -65,7 +67,8 @@ def fast_generate(
     generation_config  an `AsrdConfig`, or any GenerationConfig (its temperature counts only with do_sample).
     streamer           object with put/end and perhaps put_draft, for a batch of one.
     tokenizer          where mask, EOS and pad ids are looked up if the model's configs lack them; for `stop_strings`.
-    row_ids            [B] integers that key the sampling noise instead of the index in the batch.
+    row_ids            [B] integers that key the sampling noise instead of the index in the batch; with
+                       `num_return_sequences` as many as there are texts.
     observers          callables that are shown the `DecodeState` after each step; they must not change it.
     trace              path to which every step is written as JSON lines (docs/trace.md); `asrd.trace.read` reads it.
     return_trace       True gives an `AsrdOutput` with the same as an object in `trace`.
@@ -86,13 +89,17 @@ def fast_generate(
     if not isinstance(trace, str | os.PathLike | None):
         raise ValueError(f"trace={trace!r} is not a path: give a file name (or did you mean return_trace=True?)")
     config = resolve_config(generation_config, arguments, max_length, input_ids, model)
+    if injected and "num_return_sequences" not in arguments:
+        config.num_return_sequences = 1  # transformers has repeated the rows already
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
     warn_of_training(model)
     chosen = checked_decoder(adapter, config)
     config.block_length = chosen.block_length(config)
     chosen.check_length(config, config.max_new_tokens)
+    input_ids, attention_mask = repeated(config, input_ids, attention_mask)
     request = prepare(adapter, config, input_ids, attention_mask, row_ids, tokenizer)
+    request = replace(request, shaping=new_shaping(config, request))
     refuse_positions(injected.get("position_ids"), request)
     decoder = chosen(request, adapter.table.detach())
     if config.lm_head == "fused":
@@ -131,10 +138,26 @@ def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
     chosen = find_decoder(config.decoder).variant(config, adapter)
     if adapter.block_length is not None:
         settle_blocks(adapter, config, chosen)
+    else:
+        refuse_block_settings(adapter, config)
     chosen.check(config, adapter)
     if config.kv_cache is not None:
         require_cache(adapter, config, chosen)
     return chosen
+
+
+def repeated(config: AsrdConfig, ids: Any, mask: Any) -> tuple[Any, Any]:
+    """Each row `num_return_sequences` times."""
+    number = int(config.num_return_sequences)
+    if number == 1:
+        return ids, mask
+    if config.temperature == 0 and config.remasking != "random" and config.alg != "origin":
+        raise ValueError(
+            f"num_return_sequences={number} with temperature=0 gives {number} times the same text:"
+            " give a temperature above 0"
+        )
+    ids, mask = (rows.repeat_interleave(number, 0) if isinstance(rows, Tensor) else rows for rows in (ids, mask))
+    return ids, mask
 
 
 def row_stops(
@@ -170,8 +193,17 @@ def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> A
         edited=edited,
         computed=rows.computed,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
+        logprobs=_of_text(rows.scores, first) if request.rules.early_stop else rows.scores,
         stopped_by=[None if stop is None else stop.string for stop in stops],
     )
+
+
+def _of_text(scores: TokenScores | None, first: Tensor) -> TokenScores | None:
+    """The scores of the first tokens of each row, as many as `first` [B] says; those behind become unknown."""
+    if scores is None:
+        return None
+    behind = torch.arange(scores.step.shape[1], device=first.device) >= first[:, None]
+    return TokenScores(*(v.masked_fill(behind, torch.nan if v.is_floating_point() else 0) for v in scores))
 
 
 fast_generate.__signature__ = call_signature(fast_generate)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import COUNTS, Job, Kind, Outcome
 from asrd.engine.request import prepare
 from asrd.engine.scheduler import Scheduler, Usage
+from asrd.engine.shaping import new_shaping
 from asrd.engine.stopping import text_before
 from asrd.generate import checked_decoder, row_stops, warn_of_training
 from asrd.models.adapter import ModelAdapter
@@ -50,6 +51,7 @@ class Result:
                    "cancelled"; "error"
     error          what was wrong, None unless finish_reason is "error"
     stopped_by     the stop string that ended the text, or None
+    logprobs       with logprobs=True: of each of the first `length` tokens what `TokenScores` has, as lists by name
     """
 
     index: int
@@ -65,6 +67,7 @@ class Result:
     finish_reason: FinishReason
     error: str | None = None
     stopped_by: str | None = None
+    logprobs: dict[str, list[Any]] | None = None
 
 
 @dataclass(eq=False)
@@ -158,6 +161,7 @@ class Engine:
             kind, config = self._settle(settings)
             ids = self._ids(prompt)
             request = prepare(self.adapter, config, ids, None, [row_id], self.tokenizer)
+            request = replace(request, shaping=new_shaping(config, request))
             if config.lm_head == "fused":
                 require_fused_head(self.adapter, config, kind.decoder(request, self.adapter.table.detach()))
             (stop,) = row_stops(config, own_criteria(stopping_criteria), request, self.tokenizer)
@@ -217,6 +221,11 @@ class Engine:
         for name, value in own.items():
             check(name, value)
             setattr(config, name, value)
+        if config.num_return_sequences > 1:
+            raise ValueError(
+                f"num_return_sequences={config.num_return_sequences}: a request has one text; submit it so many times,"
+                " with a temperature and row_id=0, 1, ..."
+            )
         config.block_length = kind.decoder.block_length(config)
         kind.decoder.check_length(config, config.max_new_tokens)
         return kind, config
@@ -249,6 +258,7 @@ class Engine:
     def _end(self, handle: Handle, outcome: Outcome, reason: FinishReason) -> None:
         text, ends = None, () if outcome.job is None else outcome.job.request.rules.eos_ids
         stop = None if outcome.job is None else outcome.job.stop
+        scores = None if outcome.scores is None else outcome.scores._asdict()
         length = next((place for place, token in enumerate(outcome.tokens, 1) if token in ends), len(outcome.tokens))
         length = length if stop is None or stop.kept is None else stop.kept
         if self.tokenizer is not None:
@@ -266,6 +276,7 @@ class Engine:
             finish_reason=reason,
             error=outcome.error or None,
             stopped_by=None if stop is None else stop.string,
+            logprobs=None if scores is None else {name: values[:length].tolist() for name, values in scores.items()},
         )
         handle._job = None
         self._ended.append(handle.result)

@@ -23,6 +23,7 @@ class AsrdOutput(ModelOutput):
     computed            [B] int64, positions computed in the row's forward passes, appended ones included, no padding
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     stopped_by          for each row the stop string that ended its text, or None
+    logprobs            with logprobs=True: `TokenScores`, log-probability, entropy, step ... of each new token, [B, G]
     trace               what was recorded, when it was asked for
 
     (A ModelOutput wants None as the default of every field but the first; ours are always set.)
@@ -38,4 +39,5 @@ class AsrdOutput(ModelOutput):
     computed: Tensor = None  # type: ignore[assignment]
     forwards_per_step: int = None  # type: ignore[assignment]
     stopped_by: list[str | None] = None  # type: ignore[assignment]
+    logprobs: Any = None
     trace: Any = None

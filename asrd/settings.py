@@ -96,6 +96,31 @@ FIELDS: dict[str, Field] = {
         "a number from 0 to 10000",
         "0 is greedy; above, Gumbel noise keyed by seed, row, position and token",
     ),
+    "top_k": Field(
+        None, _maybe(_integer(0)), "an integer of at least 0, or None", "sample among this many tokens; 0, None: all"
+    ),
+    "top_p": Field(
+        1.0,
+        lambda v: _real(0, 1)(v) and v > 0,
+        "a number above 0, at most 1",
+        "sample among the most probable tokens that together have this probability",
+    ),
+    "min_p": Field(
+        None,
+        _maybe(_real(0, 1)),
+        "a number from 0 to 1, or None",
+        "sample among the tokens of at least this share of the highest probability",
+    ),
+    "repetition_penalty": Field(
+        1.0,
+        _real(0.01, 100),
+        "a number from 0.01 to 100",
+        "logits of tokens that the row has elsewhere are divided by it (negative ones multiplied); 1: none",
+    ),
+    "num_return_sequences": Field(
+        1, _integer(1), "an integer of at least 1", "texts for each prompt, in rows next to each other"
+    ),
+    "logprobs": replace(_switch(False), about="return log-probability, entropy and step of each token"),
     "seed": Field(0, _integer(0, 2**64 - 1), "an integer from 0 to 2**64 - 1", "of the sampling noise"),
     "scope": replace(
         _choice("block", "block", "sequence"),
@@ -174,6 +199,29 @@ FIELDS: dict[str, Field] = {
     "witnesses": Field(8, _integer(1), "an integer of at least 1", "tokens checked per forward pass at most (loo)"),
     "saber_n": Field(2, _integer(1), "an integer of at least 1", "tokens that Saber commits at least per step"),
     "saber_variant": replace(_choice("llada", "llada", "dream"), about="Saber's algorithm for LLaDA or for Dream"),
+    "strategy": replace(
+        _choice(None, None, "static", "dynamic", "sequential", "joint"),
+        about="native decoder of block-diffusion models; None: the model's own",
+    ),
+    "denoising_steps": Field(
+        None,
+        _maybe(_integer(1)),
+        "an integer of at least 1, or None",
+        "steps in which a block's quota is shared out (block-diffusion models); None: one token a step",
+    ),
+    "editing_threshold": Field(
+        0.9, _real(0, 1), "a number from 0 to 1", "a more confident token replaces another (strategy joint)"
+    ),
+    "max_post_steps": Field(
+        16, _integer(0), "an integer of at least 0", "passes over a block without masks at most (strategy joint)"
+    ),
+    "num_to_transfer": Field(
+        1, _integer(1), "an integer of at least 1", "masks filled per step at least (strategy joint)"
+    ),
+    "boundary": replace(
+        _choice("fused", "fused", "merged", "apart"),
+        about="a finished block is checked and stored with the next one's first pass, only stored with it, or apart",
+    ),
     "faithful": replace(_switch(False), about="reproduce a defect of the original where that changes tokens"),
     "mask_token_id": replace(_TOKEN_ID, about="id of the mask; None: the model's own"),
     "pad_token_id": replace(_TOKEN_ID, about="id of padding; None: the model's own"),
@@ -210,6 +258,12 @@ class Settings(TypedDict, total=False):
     alpha: float
     beta: float
     temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float | None
+    repetition_penalty: float
+    num_return_sequences: int
+    logprobs: bool
     seed: int
     scope: Literal["block", "sequence"]
     revoked_history: Literal["keep", "reset"]
@@ -238,6 +292,12 @@ class Settings(TypedDict, total=False):
     witnesses: int
     saber_n: int
     saber_variant: Literal["llada", "dream"]
+    strategy: Literal["static", "dynamic", "sequential", "joint"] | None
+    denoising_steps: int | None
+    editing_threshold: float
+    max_post_steps: int
+    num_to_transfer: int
+    boundary: Literal["fused", "merged", "apart"]
     faithful: bool
     mask_token_id: int | None
     pad_token_id: int | None

@@ -6,8 +6,10 @@ vocab_stats   logits -> top-1, confidence, entropy
 fused_head    hidden states and the LM head's weight -> the same; head_cost says when it is worth it
 extra_stats   logits -> what only some decoders ask for
 leave_one_out attention of a few rows behind the canvas, each without a few keys
+sampling      which tokens may be sampled: top-k, top-p, min-p
 commit        statistics -> the next state, in place
 draft_commit  the same for decoders that only draft (threshold, factor) or edit in place (loo)
+joint_commit  the same for models that fill masks and edit tokens at once (LLaDA2.1)
 philox        counter-based noise
 compiler      what a Triton launch asks of the compiler; precise: exact division, ln(1 + x)
 dispatch      the operations, and which implementation of each runs; *_triton are the kernels
@@ -26,6 +28,7 @@ from asrd_kernels.draft_commit import (
 )
 from asrd_kernels.extra_stats import extra_stats_torch
 from asrd_kernels.fused_head import HEAD_DTYPES
+from asrd_kernels.joint_commit import Joint, joint_commit_torch, new_joint
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import (
     NO_ENTROPY,
@@ -47,6 +50,7 @@ __all__ = [
     "NO_ENTROPY",
     "DecodeState",
     "Impl",
+    "Joint",
     "Readout",
     "Rules",
     "Slots",
@@ -62,8 +66,10 @@ __all__ = [
     "fill_active_slots",
     "fill_slots",
     "finish_step",
+    "joint_commit_torch",
     "leave_one_out_attention_torch",
     "new_active_slots",
+    "new_joint",
     "new_slots",
     "new_state",
     "new_stats",

@@ -65,8 +65,8 @@ def anchor_embed(
 def vocab_stats(
     logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
 ) -> None:
-    """See `vocab_stats_torch`."""
-    if resolve_impl(impl, logits.device) == "torch":
+    """See `vocab_stats_torch`; with top-k, top-p or min-p that is what runs."""
+    if resolve_impl(impl, logits.device) == "torch" or readout.filters:
         vocab_stats_torch(logits, row, position, readout, out)
         return
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asrd_kernels.philox import gumbel
+from asrd_kernels.sampling import sampling_bound
 from asrd_kernels.state import VocabStats
 
 _FAR = -1e4  # exp of it is 0 in every dtype, and 0 times it is 0
@@ -31,6 +32,14 @@ class Readout:
     seeds: Tensor  # [B] int64 (philox.as_int64), ... together with these
     unconfident: Tensor | None = None  # [U] int64 token ids; a pick among these has confidence 0
     temperature: float = 0.0  # 0: no noise
+    top_k: int = 0  # with noise, only the most probable tokens are picked: so many; 0: all
+    top_p: float = 1.0  # those that together have this probability
+    min_p: float = 0.0  # those of at least this share of the highest probability
+
+    @property
+    def filters(self) -> bool:
+        """May only some tokens be sampled? The PyTorch twin does that on every device."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats) -> None:
@@ -46,7 +55,11 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     if readout.temperature > 0:
         noise = gumbel(readout.seeds[row], readout.row_ids[row], position, logits.shape[1], logits.dtype)
         hot = max(readout.temperature, 1.0)  # neither factor overflows, however hot or cold
-        top1 = noise.mul_(readout.temperature / hot).add_(logits, alpha=1 / hot).argmax(dim=1, keepdim=True)
+        noise.mul_(readout.temperature / hot).add_(logits, alpha=1 / hot)
+        if readout.filters:
+            bound = sampling_bound(logits, readout.temperature, readout.top_k, readout.top_p, readout.min_p)
+            noise.masked_fill_(logits < bound, -torch.inf)
+        top1 = noise.argmax(dim=1, keepdim=True)
     below = logits.sub_(peak).clamp_(min=_FAR)
     confidence = below.gather(1, top1).exp_()
     weight = below.exp().scatter_(1, summit, 0.0)  # the peak's 1 would swallow the digits of a peaked row

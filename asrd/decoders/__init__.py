@@ -9,6 +9,8 @@ standard   the models' own: LLaDA's quota, Dream's schedules
 fast_dllm  by threshold, by factor
 wino       a shadow of the active block verifies its committed tokens
 saber      the weakest drafts are revoked
+native     those of block-diffusion models: SDAR, LLaDA2.0, LLaDA2.1
+block_asrd the paper's on these
 loo        ours: drafts by factor, and what a mask in its place contradicts is edited
 
 A decoder says what it wants to know after a forward pass (`wanted`: which positions; `extra_stats`: which
@@ -25,6 +27,7 @@ from asrd.decoders.asrd import AsrdDecoder
 from asrd.decoders.control import RandomRevocationDecoder
 from asrd.decoders.fast_dllm import FactorDecoder, ThresholdDecoder
 from asrd.decoders.loo import LooDecoder
+from asrd.decoders.native import NativeDecoder
 from asrd.decoders.plain import PlainDecoder
 from asrd.decoders.saber import SaberDecoder
 from asrd.decoders.standard import StandardDecoder
@@ -41,6 +44,7 @@ DECODERS: dict[str, type[Decoder]] = {
     "wino": WinoDecoder,
     "saber": SaberDecoder,
     "loo": LooDecoder,
+    "native": NativeDecoder,
     "random-revocation": RandomRevocationDecoder,
 }
 
@@ -69,6 +73,7 @@ __all__ = [
     "Decoder",
     "FactorDecoder",
     "LooDecoder",
+    "NativeDecoder",
     "PlainDecoder",
     "RandomRevocationDecoder",
     "SaberDecoder",

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from asrd.config import AsrdConfig
 from asrd.decoders.kept_slots import KeptSlots
-from asrd.engine.decoder import ASRD_FIELDS, SHARED
+from asrd.engine.decoder import ASRD_FIELDS, BLOCK_FIELDS, SHARED, Decoder
+from asrd.models.adapter import ModelAdapter
 from asrd_kernels import Slots, VocabStats, dispatch, fill_slots, new_slots, wanted_slots
 
 
 class AsrdDecoder(KeptSlots):
     """Anchor-supervised revocable decoding; all of it is in `asrd_kernels`."""
 
-    reads = SHARED | ASRD_FIELDS
+    reads = SHARED | ASRD_FIELDS | BLOCK_FIELDS
     probes = True
+
+    @classmethod
+    def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
+        """On block-diffusion models, that of their native decoder."""
+        if adapter.block_length is None or cls is not AsrdDecoder:
+            return cls
+        from asrd.decoders.block_asrd import BlockAsrdDecoder, JointAsrdDecoder
+
+        joint = (config.strategy or adapter.native) in ("joint", "llada21")
+        return JointAsrdDecoder if joint else BlockAsrdDecoder
 
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""

@@ -46,7 +46,7 @@ class FastDllmDecoder(KeptSlots):
 class ThresholdDecoder(FastDllmDecoder):
     """Every mask with confidence of at least the threshold, and in any case the most confident."""
 
-    reads = SHARED | {"threshold"}
+    reads = SHARED | {"threshold", "boundary"}
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
@@ -65,7 +65,7 @@ class FactorDecoder(FastDllmDecoder):
     (an off-by-one of the original that is part of its results).
     """
 
-    reads = SHARED | {"factor"}
+    reads = SHARED | {"factor", "boundary"}
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:

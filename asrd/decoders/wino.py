@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.engine.decoder import SHARED, Decoder
+from asrd.engine.decoder import SHARED, Decoder, Selection
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
@@ -93,6 +93,13 @@ class WinoDecoder(Decoder):
         masks = torch.where(self._in_block(self.state.guided), self.block, nowhere)
         shadow = torch.where(self._committed(), self.state.length + self.shadow[: self.size], nowhere)
         return torch.cat([masks, shadow], dim=1)
+
+    def canvas_position(self, chosen: Selection) -> Tensor:
+        """The shadow speaks of the block's positions."""
+        length = self.state.length
+        of_shadow = self.block[chosen.row, (chosen.position - length).clamp(min=0, max=self.size - 1)]
+        used = chosen.position < length + self.extra_rows
+        return torch.where(chosen.position < length, chosen.position, torch.where(used, of_shadow, length))
 
     def tokens_to_score(self) -> Tensor:
         """The committed tokens, and again for the shadow."""

@@ -6,6 +6,8 @@ loop       a step: embed, forward, read the statistics, commit
 batch      rows that decode together, each in a slot; runs until every row has ended, or has them come and go
 rows       moving rows from one decoder into another
 group      requests with one canvas and one set of settings, in a batch that is refilled and resized
+shaping    what is done to logits before statistics: penalties, processors, allowed tokens
+scores     log-probabilities of the tokens, where they are asked for
 stopping   stop strings and stopping criteria, on what is settled of a row
 scheduler  requests wait for slots and are placed in groups
 caches/    KV caches for models with full attention

@@ -23,6 +23,7 @@ from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.engine.rows import RowDims, copy_rows, row_dims
+from asrd.engine.scores import TokenScores
 from asrd.engine.stopping import Stop
 from asrd_kernels import new_stats
 
@@ -45,6 +46,7 @@ class Rows:
     step: Tensor  # [n] int64, forward passes
     counts: Tensor  # [4, n] int64: commits, revocations, promotions, edits
     computed: Tensor  # [n] int64, positions computed in the forward passes
+    scores: TokenScores | None = None  # [n, G] each, where they were asked for
 
 
 class Batch:
@@ -177,8 +179,10 @@ class Batch:
     def read(self, slots: Sequence[int]) -> Rows:
         """What the rows in these slots have become, as copies."""
         state, chosen = self.decoder.state, self._index(slots)
-        computed = self.run.computed(self.decoder)
-        return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen], computed[chosen])
+        computed, scores = self.run.computed(self.decoder), None
+        if self.decoder.scores is not None:
+            scores = TokenScores(*(values[chosen] for values in self.decoder.scores.kept))
+        return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen], computed[chosen], scores)
 
     def put(self, source: Batch, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Move rows of another batch, with the same canvas and settings, to these slots, in place. Rows of a batch
@@ -262,11 +266,14 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
     if ended:
         take(ended)
     order = torch.tensor(tags, device=parts[0].tokens.device).argsort()
+    found = [part.scores for part in parts if part.scores is not None]
+    scores = TokenScores(*(torch.cat(values)[order] for values in zip(*found, strict=True))) if found else None
     return Rows(
         torch.cat([part.tokens for part in parts])[order],
         torch.cat([part.step for part in parts])[order],
         torch.cat([part.counts for part in parts], dim=1)[:, order],
         torch.cat([part.computed for part in parts])[order],
+        scores,
     )
 
 

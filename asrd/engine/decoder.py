@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.request import Request
+from asrd.engine.scores import Scores, new_scores
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, Rules, VocabStats, apply_step, new_state, write_report
@@ -27,7 +28,10 @@ BASELINE_FIELDS = frozenset({
     "steps", "remasking", "alg", "eps", "factor", "threshold_back", "ratio", "max_edits", "witnesses", "saber_n",
     "saber_variant", "faithful",
 })  # fmt: skip
-SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS
+BLOCK_FIELDS = frozenset({
+    "strategy", "denoising_steps", "editing_threshold", "max_post_steps", "num_to_transfer", "boundary",
+})  # fmt: skip
+SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS - BLOCK_FIELDS
 
 
 class Selection(NamedTuple):
@@ -56,6 +60,7 @@ class Decoder(ABC):
 
     rules: Rules
     state: DecodeState
+    scores: Scores | None  # where log-probabilities are asked for
 
     def __init__(self, request: Request, table: Tensor) -> None:
         """Everything of each row as it is before its first step.
@@ -68,6 +73,7 @@ class Decoder(ABC):
         self.state = new_state(
             request.prompt, request.length, request.rules, precision, request.lengths, request.offsets
         )
+        self.scores = new_scores(self.state) if request.config.logprobs else None
 
     @classmethod
     def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
@@ -117,6 +123,11 @@ class Decoder(ABC):
         [R, BL] of the canvas. Clean unless overridden, and then with `edits_embeddings`."""
         return F.embedding(self.state.tokens[rows[:, None], columns], self.table)
 
+    def checks(self) -> Tensor | None:
+        """[B] bool, on a block-diffusion model: the rows whose coming pass reads no mask, only tokens whose embeddings
+        are probed; if all of them stand, the next block opens with nothing else changed. None: there are none."""
+        return None
+
     def attention_layout(self) -> AttentionLayout | None:
         """Attention layout of the coming forward pass; None: full attention over the canvas."""
         return None
@@ -134,6 +145,10 @@ class Decoder(ABC):
     def witnessed(self) -> Tensor | None:
         """[B, G] bool: the committed tokens that are read at a row that does not see them; None: no token is."""
         return None
+
+    def canvas_position(self, chosen: Selection) -> Tensor:
+        """[N] the generated position that the statistics of each chosen one speak of, G for none."""
+        return chosen.position.clamp(max=self.state.length)
 
     def slots(self) -> Tensor:
         """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""

@@ -27,6 +27,10 @@ def _reason(adapter: ModelAdapter, config: AsrdConfig, decoder: Decoder) -> str:
     name, head = type(adapter.model).__name__, adapter.split_head
     if config.cfg_scale > 0:
         return f"cfg_scale={config.cfg_scale}, which mixes the logits of two forwards"
+    if decoder.request.readout.filters:
+        return "top_k, top_p or min_p, which look at whole rows of logits"
+    if decoder.request.shaping is not None or config.logprobs:
+        return "repetition_penalty, logits_processor, allowed or logprobs, which need the logits"
     if decoder.extra_stats:
         return f"decoder={config.decoder!r}, which asks for {' and '.join(decoder.extra_stats)} of the logits"
     if not adapter.split:

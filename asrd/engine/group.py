@@ -18,6 +18,7 @@ from asrd.engine.batch import Batch, size_for
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.completion import unreadable
 from asrd.engine.request import Request, stack
+from asrd.engine.scores import TokenScores
 from asrd.engine.stopping import Stop
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
@@ -63,6 +64,7 @@ class Outcome:
     steps: int
     counts: list[int]  # commits, revocations, promotions, edits, positions computed
     error: str = ""
+    scores: TokenScores | None = None  # [n] each, of the tokens
 
 
 Watcher = Callable[[DecodeState, tuple[Job | None, ...]], None]
@@ -119,9 +121,10 @@ class Group:
         ended = self.batch.step()
         if not ended:
             return []
+        scores = self._scores([row.slot for row in ended])
         outcomes = [
-            self._outcome(row.tag, values, "" if row.readable else str(unreadable("this request", row.steps)))
-            for row, values in zip(ended, self._read([row.slot for row in ended]), strict=True)
+            self._outcome(row.tag, values, "" if row.readable else str(unreadable("this request", row.steps)), score)
+            for row, values, score in zip(ended, self._read([row.slot for row in ended]), scores, strict=True)
         ]
         if failed := [row.slot for row in ended if not row.readable]:
             self.batch.clear(failed)
@@ -183,10 +186,20 @@ class Group:
         counts = torch.cat([rows.step[None], rows.counts, rows.computed[None]])
         return torch.cat([rows.tokens[:, self.width :], counts.T], dim=1).tolist()
 
-    def _outcome(self, job: Job, values: list[int], error: str = "") -> Outcome:
+    def _scores(self, slots: list[int]) -> list[TokenScores | None]:
+        """Of each row what is kept of its tokens, where it was asked for."""
+        assert self.batch is not None
+        if self.batch.decoder.scores is None:
+            return [None] * len(slots)
+        kept = self.batch.decoder.scores.kept
+        return [TokenScores(*(values[slot].cpu() for values in kept)) for slot in slots]
+
+    def _outcome(self, job: Job, values: list[int], error: str = "", scores: TokenScores | None = None) -> Outcome:
         tokens, (steps, *counts) = values[: job.request.asked], values[self.length :]
         job.group = None
-        return Outcome(job, tokens, steps, counts, error)
+        if scores is not None:
+            scores = TokenScores(*(values[: len(tokens)] for values in scores))
+        return Outcome(job, tokens, steps, counts, error, scores)
 
     def _shown_to(self, watcher: Watcher) -> Callable[[DecodeState], None]:
         def observer(state: DecodeState) -> None:

@@ -118,6 +118,8 @@ def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats
     run.mark("statistics")
     decoder.commit(buffers[1], **asked)  # 3. - 10. verify, draft, revoke, promote
     decoder.report(buffers[1])
+    if decoder.scores is not None:
+        decoder.scores.settle(buffers[1], decoder.state, decoder.rules.mask_id)
     run.mark("commit")
 
 
@@ -135,8 +137,15 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
         return {}
     logits = head(run, hidden, chosen, read_at)
     run.mark("head")
+    if request.shaping is not None:
+        logits = request.shaping(logits, chosen, decoder)
+    if (scores := decoder.scores) is not None:
+        place = decoder.canvas_position(chosen)
+        logprobs = scores.see(logits, row, place, request.readout, decoder.state)
     asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
+    if scores is not None:
+        scores.decide(logprobs, row, position, place, out, decoder.state)
     return asked
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from asrd.models.adapter import ModelAdapter
 from asrd.models.special_ids import SpecialIds, check_id, special_ids
 from asrd_kernels import Impl, Readout, Rules, resolve_impl
 from asrd_kernels.philox import as_int64
+
+if TYPE_CHECKING:
+    from asrd.engine.shaping import Shaping
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -39,7 +42,9 @@ class Request:
     kv_cache: Literal["prefix", "dual"] | None = None
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
     lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
+    shaping: Shaping | None = None  # what is done to logits before statistics; None: nothing
     starts: Tensor | None = None  # [B] int64, real tokens of each prompt, on block-diffusion models
+    native: str = ""  # whose decoder is native to such a model: "sdar", "llada2", "llada21"
 
     @property
     def asked(self) -> int:
@@ -126,6 +131,9 @@ def prepare(
             seeds=torch.full((batch,), as_int64(int(config.seed)), device=device),
             unconfident=torch.tensor(unconfident, dtype=torch.int64, device=device) if unconfident else None,
             temperature=float(config.temperature),
+            top_k=int(config.top_k or 0),
+            top_p=float(config.top_p),
+            min_p=float(config.min_p or 0.0),
         ),
         impl=impl,
         lm_head=config.lm_head,
@@ -133,6 +141,7 @@ def prepare(
         kv_refresh=config.kv_refresh,
         lengths=lengths,
         starts=starts,
+        native="" if starts is None else adapter.native,
     )
 
 

@@ -139,7 +139,7 @@ class Canvas:
             shown = "not given" if step.cache is None else list(step.cache)
             raise self._fault(f"cache is {shown}, but after its promotions it should be {cache}")
         self.cache = cache
-        seen = (len(step.draft) + len(step.replace), len(step.revoke), len(step.anchor))
+        seen = (len(step.draft), len(step.revoke), len(step.anchor))
         grown = tuple(now - then for now, then in zip(step.counts, self.counts, strict=True))
         if any(g < s for g, s in zip(grown, seen, strict=True)) or grown[2] != seen[2]:
             raise self._fault(

@@ -18,8 +18,12 @@ from tests.support.block_models import BlockSpec, block_logits, block_model
 SETTINGS: list[dict[str, Any]] = [
     {"decoder": "threshold", "threshold": 0.6},
     {"decoder": "factor", "factor": 1.5},
+    {"decoder": "native", "threshold": 0.6, "denoising_steps": 2},
+    {"decoder": "native", "strategy": "joint", "threshold": 0.5, "editing_threshold": 0.4, "max_post_steps": 3},
+    {"decoder": "asrd", "threshold": 0.4},
+    {"decoder": "asrd", "strategy": "joint", "threshold": 0.4, "editing_threshold": 0.4, "max_post_steps": 3},
 ]
-names = lambda settings: settings["decoder"]  # noqa: E731
+names = lambda settings: "-".join([settings["decoder"], *([settings["strategy"]] if "strategy" in settings else [])])  # noqa: E731
 
 
 def prompt(length: int, seed: int = 0) -> Tensor:
@@ -55,9 +59,9 @@ class Spy:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=names)
-@pytest.mark.parametrize("block", [2, 4, 8])
+@pytest.mark.parametrize("block", [2, 4])
 def test_the_cache_is_exact_bit_for_bit_in_float64(settings: dict[str, Any], block: int) -> None:
-    for seed, length in enumerate((1, block, 2 * block + 1, 3 * block - 1)):
+    for seed, length in enumerate((1, block, 2 * block + 1)):
         model, ids = block_model(BlockSpec(seed=seed, block=block)), prompt(length, seed)
         with pytest.MonkeyPatch.context() as patch:
             cached = Spy(patch)
@@ -93,7 +97,7 @@ def test_the_hidden_states_are_those_of_the_whole_forward_without_a_cache() -> N
 @pytest.mark.parametrize("moe", [False, True], ids=["qwen3", "glm4moe"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=names)
 def test_a_row_of_a_batch_decodes_as_it_does_alone(settings: dict[str, Any], moe: bool) -> None:
-    for seed in range(3):
+    for seed in range(1 if moe else 2):
         model = block_model(BlockSpec(seed=seed, moe=moe, dtype=torch.float32 if moe else torch.float64))
         ids = torch.cat([prompt(11, row) for row in range(5)])
         mask = torch.ones_like(ids)
@@ -103,7 +107,7 @@ def test_a_row_of_a_batch_decodes_as_it_does_alone(settings: dict[str, Any], moe
         for row in range(5):
             alone = decode(model, ids[row : row + 1, int((mask[row] == 0).sum()) :], row_ids=[row], **settings)
             assert torch.equal(together.sequences[row, 11:], alone.sequences[0, -13:])
-            for name in ("steps", "drafted", "computed"):
+            for name in ("steps", "drafted", "revoked", "anchors", "edited", "computed"):
                 assert getattr(together, name)[row] == getattr(alone, name)[0], name
 
 
@@ -198,10 +202,11 @@ def test_streams_and_traces_are_of_the_text_that_was_asked_for(tmp_path: Any) ->
     assert all(len(draft) <= 13 for draft in streamer.drafts)
     batch, mask = torch.cat([prompt(7), prompt(7, 1)]), torch.ones(2, 7, dtype=torch.int64)
     mask[0, :2] = 0
-    decode(model, batch, mask, decoder="factor", trace=tmp_path / "t.jsonl")
-    trace = asrd.trace.read(tmp_path / "t.jsonl")
-    assert trace.header.offsets == [1, 3]
-    assert trace.header.lengths == [15, 13]
+    for settings in SETTINGS:
+        decode(model, batch, mask, trace=tmp_path / "t.jsonl", **settings)
+        trace = asrd.trace.read(tmp_path / "t.jsonl")
+        assert trace.header.offsets == [1, 3]
+        assert trace.header.lengths == [15, 13]
 
 
 def test_the_text_ends_at_a_generated_end_of_text_only() -> None:

@@ -317,10 +317,10 @@ def test_a_plain_configs_temperature_counts_only_when_sampling(llama: Any) -> No
 
 
 def test_what_would_have_no_effect_is_refused(llama: Any) -> None:
-    from transformers import DynamicCache, LogitsProcessorList, MinPLogitsWarper
+    from transformers import DynamicCache, LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
-    with pytest.raises(ValueError, match="MinPLogitsWarper"):
-        asrd.fast_generate(llama, IDS, logits_processor=LogitsProcessorList([MinPLogitsWarper(0.1)]))
+    with pytest.raises(ValueError, match="NoRepeatNGramLogitsProcessor"):
+        asrd.fast_generate(llama, IDS, logits_processor=LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)]))
     cache = DynamicCache()
     llama(IDS, past_key_values=cache, use_cache=True)
     with pytest.raises(ValueError, match="past_key_values"):
@@ -385,7 +385,7 @@ def test_an_end_of_turn_pick_has_no_confidence_either() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"top_p": 0.1}, {"repetition_penalty": 5.0}, {"stop_strings": ["x"]}, {"min_new_tokens": 3},
+    [{"stop_strings": ["x"]}, {"min_new_tokens": 3}, {"no_repeat_ngram_size": 2},
      {"bad_words_ids": [[3]]}, {"max_time": 1.0}, {"num_beams": 2}],
     ids=lambda setting: next(iter(setting)),
 )  # fmt: skip

@@ -15,7 +15,7 @@ block_layer  these K/V, in one buffer a layer
 block_support  which models, decoders and settings can be used there
 """
 
-from asrd.engine.caches.block_support import settle_blocks
+from asrd.engine.caches.block_support import refuse_block_settings, settle_blocks
 from asrd.engine.caches.blocks import BlockBody
 from asrd.engine.caches.body import CachedBody
 from asrd.engine.caches.fixed import FixedForwards, Part
@@ -33,6 +33,7 @@ __all__ = [
     "PartialForward",
     "Schedule",
     "copy_lines",
+    "refuse_block_settings",
     "require_cache",
     "settle_blocks",
 ]

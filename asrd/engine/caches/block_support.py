@@ -9,9 +9,9 @@ import logging
 
 import torch
 
-from asrd.config import AsrdConfig, is_given
+from asrd.config import FIELDS, AsrdConfig, is_given
 from asrd.engine.caches.block_layer import BlockCache
-from asrd.engine.decoder import Decoder
+from asrd.engine.decoder import BLOCK_FIELDS, Decoder
 from asrd.models.adapter import ModelAdapter, evaluating
 from asrd.settings import DefaultFloat
 
@@ -32,7 +32,7 @@ def settle_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decod
     if not decoder.on_blocks:
         raise ValueError(
             f"decoder={config.decoder!r} needs full attention, but {name} is a block-diffusion model:"
-            " use 'threshold' or 'factor'"
+            " use 'native', 'threshold', 'factor' or 'asrd'"
         )
     for field, neutral, why in (
         ("kv_cache", None, "the exact cache of finished blocks is always on"),
@@ -57,6 +57,15 @@ def settle_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decod
             f"{name} cannot be decoded in blocks, for it is a model {adapter.capabilities.no_cache_reason}:"
             " load the checkpoint with asrd.load"
         )
+
+
+def refuse_block_settings(adapter: ModelAdapter, config: AsrdConfig) -> None:
+    """Raise ValueError if a model with full attention is given settings of block-diffusion models."""
+    for name in sorted(BLOCK_FIELDS):
+        if (value := getattr(config, name)) != FIELDS[name].default:
+            raise ValueError(
+                f"{name}={value!r} is a setting of block-diffusion models, which {type(adapter.model).__name__} is not"
+            )
 
 
 def _reason(adapter: ModelAdapter) -> str:

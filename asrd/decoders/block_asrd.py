@@ -1,0 +1,122 @@
+"""ASRD on block-diffusion models: the paper's decoder on top of each model's native one.
+
+One block is open; it is over when none of its tokens is a mask or awaits its check. Guidance, probe, anchors and
+revocation are those of `AsrdDecoder`; drafts follow the native quota or, with joint decoding, fills and edits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from asrd.config import AsrdConfig
+from asrd.decoders.asrd import AsrdDecoder
+from asrd.decoders.native import Quotas, check_blocks, joint_of, joint_steps
+from asrd.engine.decoder import Decoder
+from asrd.engine.request import Request
+from asrd.models.adapter import ModelAdapter
+from asrd_kernels import DecodeState, VocabStats, anchor_embed_torch, commit_torch, joint_commit_torch
+
+
+class BlockAsrdDecoder(AsrdDecoder):
+    """On SDAR and LLaDA2.0: a step is an ordinary one, with the native quota of drafts; a block without masks whose
+    drafts are pending has a step that checks them, and what is revoked there is drafted again."""
+
+    on_blocks = True
+    edits_embeddings = True
+
+    @classmethod
+    def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
+        """Chosen already."""
+        return cls
+
+    @classmethod
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """Drafts are dynamic; settings of joint decoding mean nothing here."""
+        if config.strategy not in (None, "dynamic"):
+            raise ValueError(f"strategy={config.strategy!r} cannot be used with decoder='asrd': expected 'dynamic'")
+        check_blocks(config, joint=False)
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        super().__init__(request, table)
+        self.quotas = Quotas.of(request)
+
+    @property
+    def probed(self) -> Tensor:
+        """[B, G] bool: the tokens that the coming pass checks."""
+        return self.state.pending
+
+    def checks(self) -> Tensor | None:
+        """Rows whose coming pass reads no mask, and checks a token."""
+        if self.rules.magnitude == "constant" and self.rules.alpha > 0:
+            return None  # the first masks of the next block would be guided
+        return self.probed.any(1) & ~self.state.guided.any(1) & ~self.state.done
+
+    def embed_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """With guidance and probe."""
+        state, readout = replace(self.state, pending=self.probed), self.request.readout
+        if self.rules.probe in ("gaussian", "random"):  # keyed by the position on the canvas
+            embeds = anchor_embed_torch(state, self.table, self.rules, readout.row_ids, readout.seeds)
+            return embeds[rows[:, None], columns]
+        part = open_part(state, rows, columns, self.rules.capacity)
+        embeds = anchor_embed_torch(part, self.table, self.rules, readout.row_ids[rows], readout.seeds[rows])
+        return embeds[:, : columns.shape[1]]
+
+    def commit(self, stats: VocabStats) -> None:
+        """Verify, draft, revoke, promote, report."""
+        quota = self.quotas.take(self.state.active, self.state.guided.any(1))
+        commit_torch(self.state, stats, self.rules, None, quota)
+
+
+class JointAsrdDecoder(BlockAsrdDecoder):
+    """On LLaDA2.1: bold fills and edits are checked in the next step; what passes is fixed, as anchors are, and what
+    fails may be edited like what the model filled by its quota."""
+
+    @classmethod
+    def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """Settings of quotas mean nothing here."""
+        check_blocks(config, joint=True)
+
+    def __init__(self, request: Request, table: Tensor) -> None:
+        super().__init__(request, table)
+        self.joint = joint_of(request, self)
+
+    @property
+    def probed(self) -> Tensor:
+        """Not those of the pool."""
+        return self.joint.checked
+
+    def max_steps(self, length: int) -> int:
+        """A block has as many steps as masks, and those without."""
+        return joint_steps(self, length)
+
+    def commit(self, stats: VocabStats) -> None:
+        """Verify, fill, edit, promote, report."""
+        joint_commit_torch(self.state, stats, self.rules, self.joint, anchored=True)
+
+
+def open_part(state: DecodeState, rows: Tensor, columns: Tensor, capacity: int) -> DecodeState:
+    """A state of these rows whose positions are the columns [R, W] of the canvas and, behind them, the anchors."""
+    width, place = columns.shape[1], columns - state.prompt_length
+    inside, place = place >= 0, place.clamp(min=0)
+    tokens = state.tokens[rows[:, None], columns]
+    ring = state.ring[rows, :capacity]
+    anchors = state.generated[rows[:, None], ring]
+
+    def cut(values: Tensor, outside: float | bool) -> Tensor:
+        here = torch.where(inside, values[rows[:, None], place], outside)
+        return torch.cat([here, torch.full_like(anchors, outside, dtype=values.dtype)], dim=1)
+
+    numbers = torch.arange(capacity + 1, device=ring.device).expand(len(rows), -1) + width
+    return replace(
+        state,
+        tokens=torch.cat([tokens, anchors], dim=1),
+        pending=cut(state.pending, False),
+        guided=cut(state.guided, False),
+        entropy=cut(state.entropy, -1.0),
+        ring=numbers.clamp(max=width + max(capacity - 1, 0)),
+        counts=state.counts[:, rows],
+        step=state.step[rows],
+    )
