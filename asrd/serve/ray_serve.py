@@ -75,7 +75,8 @@ def deploy(
     else:
         options |= {"num_replicas": replicas}
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
-    return serve.run(Replica.options(**options).bind(plan), name=APP, route_prefix="/")
+    deployment: Any = Replica  # Ray's decorators say too little of what they return
+    return serve.run(deployment.options(**options).bind(plan), name=APP, route_prefix="/")
 
 
 def wait_for_signal() -> None:

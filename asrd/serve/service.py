@@ -105,7 +105,7 @@ class Service:
         made = []
         for number in range(len(prompts) * order.n):
             ids, row = prompts[number // order.n], number % order.n
-            own = {"max_new_tokens": self.max_tokens(order, len(ids)), "row_id": row}
+            own: dict[str, Any] = {"max_new_tokens": self.max_tokens(order, len(ids)), "row_id": row}
             own |= {"seed": self.config.seed if seed is None else seed}
             own |= {"stop_strings": list(order.stop)} if order.stop else {}
             made.append(Ticket(ids, settings | own, self._told(number, notify), order.stream, order.drafts))
