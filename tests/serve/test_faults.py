@@ -1,4 +1,4 @@
-"""Clients that go away, do not read, flood or ask for too much, and an engine that fails: the next request is answered."""
+"""Clients that go away, do not read, flood or ask for too much, and an engine that fails: the next is answered."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_more_than_may_wait_is_answered_with_429_and_when_to_come_back() -> None
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_takes_too_long_is_cancelled(stream: bool) -> None:
     with running(slots=1, limits=Limits(seconds=0.4)) as server:
+        ask = server.client().chat.completions.create
         with pytest.raises(openai.APIError, match=r"took longer than 0.4 seconds"):
-            ask = server.client().chat.completions.create
             list(ask(model="tiny", messages=chat(), max_tokens=400, stream=stream, extra_body={"asrd": LONG}))
         assert server.idle(10)
 
