@@ -9,11 +9,12 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+?)"', (HERE / "asrd" / "__init__.py").read_text(encoding="utf-8"), re.M)
 assert VERSION is not None
 VIZ = ["pandas>=2.2"]
+EVAL = ["lm-eval[math]==0.4.13", "rouge-score>=0.1.2"]
 TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
 SERVE = ["fastapi>=0.115", "uvicorn>=0.34", "prometheus-client>=0.21"]
 RAY = ["ray[serve,data]==2.60.*", *SERVE]
 TEST += [*RAY, "openai>=2"]
-TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ]
+TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ, *EVAL]
 
 setup(
     name="asrd",
@@ -61,6 +62,13 @@ setup(
         "tqdm>=4.66",
         "rich>=14",
     ],
-    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "serve": SERVE, "ray": RAY, "test": TEST},
+    extras_require={
+        "flash": ["flash-attn>=2.8"],
+        "viz": VIZ,
+        "eval": EVAL,
+        "serve": SERVE,
+        "ray": RAY,
+        "test": TEST,
+    },
     entry_points={"console_scripts": ["asrd=asrd.cli:main"]},
 )

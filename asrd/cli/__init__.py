@@ -1,9 +1,9 @@
 """The command `asrd`. An error is one line on standard error and exit code 2.
 
 commands                           the options of every command and what is wrong with them; diagnose_options,
-                                   serve_options
+                                   eval_options, serve_options
 settings                           options that several commands share
-demo, generate, trace, compare, diagnose, serve, batch  one module per command, imported when it runs
+demo, generate, trace, compare, diagnose, eval, serve, batch  one module per command, imported when it runs
 loading                            plugins, model and task of a command
 requests                           a file of prompts and the file of its results
 display                            a canvas in the terminal
@@ -11,6 +11,7 @@ display                            a canvas in the terminal
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -28,10 +29,7 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        arguments = parser().parse_args(argv)
-        arguments.check(arguments)
-        function = _function(arguments.run)
-        function(arguments)
+        run(parser().parse_args(argv))
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the pipe is closed: nothing to flush
@@ -42,6 +40,15 @@ def main(argv: list[str] | None = None) -> int:
         print("asrd: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Check the arguments, then import what does the work and do it."""
+    for file in arguments.plugin:
+        if not file.is_file():
+            raise ValueError(f"--plugin {file}: there is no such file")
+    arguments.check(arguments)
+    _function(arguments.run)(arguments)
 
 
 def _function(name: str) -> Callable[[Any], None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import asrd
+from asrd.cli import eval_options
 from asrd.cli.serve_options import add_batch, add_serve
 from asrd.cli.settings import (
     DECODER_NAMES,
@@ -43,7 +44,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"asrd {asrd.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_generate, _add_trace, _add_compare, _add_diagnose, add_serve, add_batch):
+    every = (_add_demo, _add_generate, _add_trace, _add_compare, _add_diagnose, eval_options.add, add_serve, add_batch)
+    for add in every:
         add(commands)
     return top
 
@@ -233,6 +235,9 @@ def _check_compare(arguments: argparse.Namespace) -> None:
         if out.suffix != ".png":
             raise ValueError(f"--out {out}: with --from, expected a file that ends in .png")
         check_file(out, "--out")
+        for file in arguments.source:
+            if not file.is_file():
+                raise ValueError(f"--from {file}: there is no such file")
         return
     at_least(arguments, n=1, seeds=1, batch_size=1, first=0)
     for name, value in (parse_setting(item) for item in arguments.set):

@@ -65,6 +65,8 @@ def compare_problems(arguments: argparse.Namespace, tables: Sequence[tuple[Table
     for table, runs in tables:
         folder = arguments.out / table.name if arguments.preset else arguments.out
         notes: list[str] = []
+        if arguments.preset:
+            print(f"{table.name}: {len(runs)} runs of {arguments.n} problems", file=sys.stderr, flush=True)
         with _resumable(arguments):
             records = measure(model, runs, chosen, store, arguments.batch_size, note=notes.append)
         summaries = summarise(runs, records, timed)

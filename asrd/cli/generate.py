@@ -22,6 +22,7 @@ from asrd.models.source import PACKAGED_NAMES
 from asrd.output import AsrdOutput
 from asrd_kernels import DecodeState
 
+LOOKED_UP = 1000  # words at most
 COUNTERS = ("steps", "drafted", "revoked", "anchors")
 
 
@@ -73,7 +74,7 @@ def warn_of_unknown_words(name: str, tokenizer: Any, prompts: list[Any]) -> None
     unknown_id = getattr(tokenizer, "unk_token_id", None)
     if unknown_id is None:
         return
-    words = [word for prompt in prompts if isinstance(prompt, str) for word in prompt.split()]
+    words = [word for prompt in prompts if isinstance(prompt, str) for word in prompt.split()][:LOOKED_UP]
     unknown = [word for word in words if unknown_id in tokenizer(word, add_special_tokens=False)["input_ids"]]
     if unknown:
         some = ", ".join(dict.fromkeys(unknown[:5])) + (", ..." if len(unknown) > 5 else "")

@@ -1,0 +1,90 @@
+"""The options of `asrd eval`. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from asrd.cli.settings import DECODER_NAMES, add_model, at_least, check_decoders, listed, parse_setting, parse_sweep
+from asrd.files import check_folder
+from asrd.lab.tiny.task import LEVELS
+from asrd.settings import check
+
+TASK_NAMES = (
+    "gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot", "minerva_math500", "humaneval", "humaneval_instruct", "mbpp",
+    "mbpp_instruct", "nq_open", "cnn_dailymail", "packaged",
+)  # fmt: skip
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    command = commands.add_parser(
+        "eval",
+        help="benchmarks: GSM8K, MATH500, HumanEval, MBPP, NQ-Open, CNN/DailyMail, any task of lm-eval",
+        description="Run tasks of lm-eval on a diffusion LLM, every decoder on the same problems. Every answer is on"
+        " disk as it comes: the same command resumes where it was stopped. Needs asrd[eval].",
+        epilog="examples: asrd eval --model GSAI-ML/LLaDA-8B-Instruct --device cuda --tasks gsm8k_cot_zeroshot"
+        " --decoders standard,asrd --set max_new_tokens=256; asrd eval --tasks packaged --limit 20",
+    )
+    command.add_argument("--tasks", help=f"of {','.join(TASK_NAMES)} (problems of tiny), or any other of lm-eval")
+    command.add_argument("--data", type=Path, help="folder of JSON lines files, in the place of the Hub")
+    command.add_argument("--limit", type=int, help="problems per task (default: all)")
+    command.add_argument("--shots", type=int, help="few-shot examples (default: as many as the task says)")
+    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty of the packaged problems")
+    command.add_argument(
+        "--chat", choices=("auto", "on", "off"), default="auto",
+        help="use the chat template (default: auto, on where there is one and the model's name does not say base)",
+    )  # fmt: skip
+    command.add_argument("--single-turn", action="store_true", help="few-shot examples in one message, not as turns")
+    command.add_argument("--system", help="system message")
+    command.add_argument("--decoders", help=f"of {','.join(DECODER_NAMES)} (default: asrd)")
+    command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
+    command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="one run per value")
+    command.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (with --set temperature=...)")
+    command.add_argument("--batch-size", type=int, default=16, help="texts that decode at a time (default: 16)")
+    command.add_argument("--max-length", type=int, help="longest prompt and text together (default: the model's own)")
+    command.add_argument(
+        "--no-events", action="store_true",
+        help="do not watch single tokens (anchors, flip-flops): for wall-clock figures on a GPU",
+    )  # fmt: skip
+    command.add_argument(
+        "--check-scoring", action="store_true",
+        help="no model: score the published solutions of the tasks (100 %% if all is right) and wrong answers (0 %%)",
+    )  # fmt: skip
+    command.add_argument("--out", type=Path, default=Path("asrd-eval"), help="folder (default: asrd-eval)")
+    _add_code(command)
+    add_model(command)
+    command.set_defaults(run="asrd.cli.eval:run", check=_check)
+
+
+def _add_code(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("code tasks")
+    group.add_argument("--allow-code-execution", action="store_true", help="run the programs that the model writes")
+    group.add_argument(
+        "--code-seconds", type=float, default=10.0,
+        help="processor time of a program; three times as much of the clock (default: 10)",
+    )  # fmt: skip
+    group.add_argument("--code-memory", type=int, default=2048, help="memory of a program in MB (default: 2048)")
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    at_least(arguments, limit=1, seeds=1, batch_size=1, max_length=2, code_memory=64, shots=0)
+    if arguments.code_seconds <= 0:
+        raise ValueError(f"--code-seconds {arguments.code_seconds}: expected more than 0")
+    if not arguments.tasks:
+        raise ValueError("--tasks is missing: name one or several tasks, such as gsm8k_cot_zeroshot,humaneval_instruct")
+    if arguments.data is not None and not arguments.data.is_dir():
+        raise ValueError(f"--data {arguments.data}: there is no such folder")
+    check_decoders(arguments, listed(arguments.decoders or "asrd"))
+    for name, value in (parse_setting(item) for item in arguments.set):
+        if name in ("decoder", "seed", "return_dict_in_generate"):
+            raise ValueError(f"--set {name}: set by the evaluation itself (--decoders, --seeds)")
+        check(name, value)
+    for name, values in (parse_sweep(item) for item in arguments.sweep):
+        for value in values:
+            check(name, value)
+    check_folder(arguments.out, "--out")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError('asrd eval needs lm-eval: pip install "asrd[eval]"')
