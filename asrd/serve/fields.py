@@ -53,14 +53,18 @@ FIELDS: dict[str, OpenAIField] = {
     ),
     "max_completion_tokens": OpenAIField("differs", "another name of max_tokens", "chat"),
     "temperature": OpenAIField("differs", "from 0 to 2; default: the server's, 0 unless it was started with another"),
-    "top_p": _no("nucleus sampling is not offered", 1),
+    "top_p": OpenAIField("supported", "above 0, at most 1; top_k, min_p and repetition_penalty go into asrd"),
     "n": OpenAIField("supported", "choices of each prompt, each with sampling noise of its own"),
     "stop": OpenAIField("supported", "up to 4 strings; the text is cut exactly before the first one"),
     "seed": OpenAIField("supported", "the same seed gives the same answer, whatever runs beside it"),
     "stream": OpenAIField("supported", "server-sent events; text that was sent is never taken back"),
     "stream_options": OpenAIField("supported", "include_usage"),
-    "logprobs": _no("log probabilities are not offered", False),
-    "top_logprobs": _no("log probabilities are not offered", 0, where="chat"),
+    "logprobs": OpenAIField(
+        "differs",
+        "of each token in the forward pass that committed it, at temperature 1; true (chat) or 0 (completions); not"
+        " with stream",
+    ),
+    "top_logprobs": _no("log-probabilities are those of the chosen tokens", 0, where="chat"),
     "frequency_penalty": _no("penalties are not offered", 0),
     "presence_penalty": _no("penalties are not offered", 0),
     "logit_bias": _no("a bias of single tokens is not offered", {}),
@@ -126,6 +130,7 @@ class Order:
     include_usage: bool = False
     drafts: bool = False
     details: bool = False  # counters in the answer
+    logprobs: bool = False
 
 
 def read_order(body: Any, chat: bool, model: str, limits: Limits) -> Order:
@@ -151,6 +156,7 @@ def read_order(body: Any, chat: bool, model: str, limits: Limits) -> Order:
         include_usage=_include_usage(_mapping(given, "stream_options")),
         drafts=_drafts(asrd, stream),
         details="asrd" in given,
+        logprobs=_logprobs(given, chat, stream),
     )
 
 
@@ -249,6 +255,8 @@ def _settings(given: Mapping[str, Any], asrd: Mapping[str, Any]) -> dict[str, An
     settings: dict[str, Any] = {}
     if "temperature" in given:
         settings["temperature"] = _real(given, "temperature", 0, 2)
+    if "top_p" in given:
+        settings["top_p"] = _real(given, "top_p", 1e-6, 1)
     for name, value in asrd.items():
         if name == "drafts":
             continue
@@ -268,6 +276,19 @@ def _settings(given: Mapping[str, Any], asrd: Mapping[str, Any]) -> dict[str, An
             raise bad(where, f"asrd.decoder={value!r} is unknown: there are {', '.join(DECODERS)}")
         settings[name] = value
     return settings
+
+
+def _logprobs(given: Mapping[str, Any], chat: bool, stream: bool) -> bool:
+    value = given.get("logprobs")
+    if value is None or value is False:
+        return False
+    if value is not True if chat else (value != 0 or isinstance(value, bool)):
+        raise bad(
+            "logprobs", f"logprobs must be {'true or false' if chat else '0 or null'}: those of the chosen tokens"
+        )
+    if stream:
+        raise refused("logprobs", "logprobs are not supported with stream=true")
+    return True
 
 
 def _seed(given: Mapping[str, Any]) -> int | None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from asrd.many import Result
 from asrd.serve.drafts import Drafts
 from asrd.serve.errors import ApiError
@@ -16,6 +18,7 @@ from asrd.serve.fields import Order
 from asrd.serve.service import Service
 from asrd.serve.text import SettledText
 from asrd.serve.worker import Accepted, Ended, Event, Failed, Settled, Stepped, Ticket
+from asrd.trace.texts import TokenTexts
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Choice:
 
     def __init__(self, service: Service, order: Order, prompt: list[int], length: int) -> None:
         self.prompt, self.length = prompt, length
+        self.tokenizer, self.eos_ids = service.tokenizer, service.eos_ids
         self.decode = partial(service.tokenizer.decode, skip_special_tokens=True) if service.tokenizer else _no_text
         self.text = SettledText(self.decode, order.stop, strip=order.chat)
         self.drafts = Drafts(service.tokenizer, prompt, service.mask_id, service.eos_ids) if order.drafts else None
@@ -43,6 +47,17 @@ class Choice:
     def completion_tokens(self) -> int:
         """Tokens of the answer, the end of the text included."""
         return self.result.length if self.result is not None else 0
+
+    @property
+    def scored(self) -> list[tuple[str, float]]:
+        """(text, log-probability) of each token of the answer, its end left out."""
+        if self.result is None or self.result.logprobs is None:
+            return []
+        texts, known = TokenTexts(self.tokenizer, torch.tensor(self.prompt)), dict[str, str]()
+        tokens = [token for token in self.result.tokens[: self.result.length] if token not in self.eos_ids]
+        known |= texts.new(tokens)
+        scores = self.result.logprobs["logprob"]
+        return [(known.get(str(token), ""), float(score)) for token, score in zip(tokens, scores, strict=False)]
 
     @property
     def details(self) -> dict[str, Any]:

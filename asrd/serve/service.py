@@ -107,6 +107,7 @@ class Service:
             ids, row = prompts[number // order.n], number % order.n
             own: dict[str, Any] = {"max_new_tokens": self.max_tokens(order, len(ids)), "row_id": row}
             own |= {"seed": self.config.seed if seed is None else seed}
+            own |= {"logprobs": True} if order.logprobs else {}
             own |= {"stop_strings": list(order.stop)} if order.stop else {}
             made.append(Ticket(ids, settings | own, self._told(number, notify), order.stream, order.drafts))
         self.inflight += len(made)

@@ -40,12 +40,26 @@ class Words:
         return {**self.common, "object": self.name[0], "choices": choices, "usage": self.reply.usage}
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        found: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason, "logprobs": None}
+        scores = self._scores(choice) if self.order.logprobs else None
+        found: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason, "logprobs": scores}
         if self.order.chat:
             found["message"] = {"role": "assistant", "content": choice.text.sent, "refusal": None}
         else:
             found["text"] = choice.text.sent
         return found | ({"asrd": choice.details} if self.order.details else {})
+
+    def _scores(self, choice: Choice) -> dict[str, Any]:
+        """Log-probabilities as the endpoint has them."""
+        scored = choice.scored
+        if self.order.chat:
+            parts = [
+                {"token": text, "logprob": score, "bytes": list(text.encode()), "top_logprobs": []}
+                for text, score in scored
+            ]
+            return {"content": parts, "refusal": None}
+        offsets = [sum(len(text) for text, _ in scored[:place]) for place in range(len(scored))]
+        texts, scores = [text for text, _ in scored], [score for _, score in scored]
+        return {"tokens": texts, "token_logprobs": scores, "top_logprobs": None, "text_offset": offsets}
 
     async def events(self) -> AsyncIterator[bytes]:
         """The answer as server-sent events. An error after the first of them is the last one."""

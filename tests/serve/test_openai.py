@@ -153,6 +153,29 @@ def test_every_decoder_can_be_asked_for_and_watched(client: OpenAI, decoder: str
     assert text == alone(chat(7), **settings)[0]
 
 
+def test_log_probabilities_are_those_of_the_decode(client: OpenAI) -> None:
+    import asrd
+
+    model, tokenizer = tiny()
+    answer = client.chat.completions.create(model="tiny", messages=chat(), max_tokens=32, logprobs=True)
+    parts = answer.choices[0].logprobs.content
+    assert "".join(part.token for part in parts).strip() == answer.choices[0].message.content
+    engine = asrd.Engine(model, tokenizer, max_new_tokens=32, logprobs=True)
+    engine.submit(chat()[0]["content"])
+    (result,) = engine.run()
+    assert [part.logprob for part in parts] == pytest.approx(result.logprobs["logprob"][: len(parts)])
+    text = client.completions.create(model="tiny", prompt=QUESTION.format(4), max_tokens=8, logprobs=0).choices[0]
+    assert "".join(text.logprobs.tokens).strip() == text.text.strip()
+    assert len(text.logprobs.token_logprobs) == len(text.logprobs.text_offset) == 8
+
+
+def test_nucleus_sampling_is_that_of_the_decode(client: OpenAI) -> None:
+    ask: Any = {"model": "tiny", "messages": chat(), "temperature": 1.5, "seed": 4, "max_tokens": 24}
+    text = client.chat.completions.create(top_p=0.3, **ask).choices[0].message.content
+    assert text == alone(chat(), 24, temperature=1.5, seed=4, top_p=0.3)[0]
+    assert text != client.chat.completions.create(**ask).choices[0].message.content
+
+
 def test_many_clients_at_once_get_their_own_answers(server: Running) -> None:
     expected = {number: alone(chat(number), 24)[0] for number in range(4, 10)}
     wrong: list[Any] = []
