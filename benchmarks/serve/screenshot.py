@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serve.screenshot --out FILE.png`: the live page in the pass that revokes a token, in Chromium."""
+"""`python -m benchmarks.serve.screenshot --out FILE.png`: the live page in the pass that revokes a token."""
 
 from __future__ import annotations
 
