@@ -43,15 +43,16 @@ def expected(prompts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def bare_engine(prompts: Sequence[str], slots: int, count: int) -> float:
-    """Requests per second of the engine alone, with as many waiting as there are slots."""
+def bare_engine(prompts: Sequence[str], slots: int, count: int) -> tuple[float, float]:
+    """Requests per second, and processor seconds per request, of the engine alone, all slots busy."""
     model, tokenizer = asrd.load("tiny")
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     for round_ in range(2):  # the first is not timed
-        engine, begun = asrd.Engine(model, tokenizer, slots, max_new_tokens=TOKENS), time.perf_counter()
+        engine = asrd.Engine(model, tokenizer, slots, max_new_tokens=TOKENS)
+        begun, used = time.perf_counter(), time.process_time()
         total = 2 * slots if round_ == 0 else count
         done = sum(1 for _ in engine.run(ids[index % len(ids)] for index in range(total)))
-    return done / (time.perf_counter() - begun)
+    return done / (time.perf_counter() - begun), (time.process_time() - used) / done
 
 
 @contextmanager
@@ -78,8 +79,8 @@ def server(slots: int) -> Iterator[tuple[int, psutil.Process]]:
 def page(result: dict[str, Any]) -> str:
     """The table."""
     lines = [
-        f"Bare engine {result['engine']:.1f} requests/s; server kept busy {result['busy']['per_second']:.1f}"
-        f" ({result['busy']['per_second'] / result['engine']:.0%}).",
+        f"Bare engine {result['engine']:.1f} requests/s, {1e3 * result['engine_cpu']:.0f} ms of processor each; server"
+        f" kept busy {result['busy']['per_second']:.1f} requests/s, {1e3 * result['busy']['cpu']:.0f} ms each.",
         "",
         "| offered load | requests/s offered | answered/s | p50 | p95 | 429 | 5xx | wrong | memory |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -103,20 +104,29 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     prompts = [problem.question for problem in held_out(arguments.prompts)]
     texts = expected(prompts)
-    count = max(4 * arguments.slots, min(600, int(arguments.seconds * 10)))
-    engine = bare_engine(prompts, arguments.slots, count)
-    print(f"bare engine: {engine:.1f} requests/s", flush=True)
+    count = max(4 * arguments.slots, min(600, int(arguments.seconds * 8)))
+    engine, engine_cpu = bare_engine(prompts, arguments.slots, count)
+    print(f"bare engine: {engine:.1f} requests/s, {1e3 * engine_cpu:.0f} ms of processor each", flush=True)
     rows = []
     with server(arguments.slots) as (port, process):
         asyncio.run(keep_busy(port, arguments.slots, prompts, texts, FIELDS))  # not timed
         many = [prompts[index % len(prompts)] for index in range(count)]
+        used = sum(process.cpu_times()[:2])
         busy = asyncio.run(keep_busy(port, 2 * arguments.slots, many, texts, FIELDS)).row(0.0)
-        print(f"server kept busy: {busy['per_second']:.1f} requests/s, {busy['wrong']} wrong", flush=True)
+        busy["cpu"] = (sum(process.cpu_times()[:2]) - used) / max(busy["answered"], 1)
+        print(f"server kept busy: {busy}", flush=True)
         for share in arguments.shares:
             seen = asyncio.run(offer(port, share * engine, arguments.seconds, texts, FIELDS))
             rows.append(seen.row(share * engine) | {"share": share, "memory": process.memory_info().rss / 1e6})
             print(rows[-1], flush=True)
-    result = {"engine": engine, "busy": busy, "offered": rows, "seconds": arguments.seconds, "slots": arguments.slots}
+    result = {
+        "engine": engine,
+        "engine_cpu": engine_cpu,
+        "busy": busy,
+        "offered": rows,
+        "seconds": arguments.seconds,
+        "slots": arguments.slots,
+    }
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "results.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     (arguments.out / "serve.md").write_text(page(result), encoding="utf-8")
