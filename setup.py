@@ -9,12 +9,13 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+?)"', (HERE / "asrd" / "__init__.py").read_text(encoding="utf-8"), re.M)
 assert VERSION is not None
 VIZ = ["pandas>=2.2"]
+SUDOKU = ["reasoning-gym>=0.1.25"]  # to train tiny-sudoku; its puzzles for scoring are in the package
 EVAL = ["lm-eval[math]==0.4.13", "rouge-score>=0.1.2"]
 TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
 SERVE = ["fastapi>=0.115", "uvicorn>=0.34", "prometheus-client>=0.21"]
 RAY = ["ray[serve,data]==2.60.*", *SERVE]
 TEST += [*RAY, "openai>=2"]
-TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ, *EVAL]
+TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ, *EVAL, *SUDOKU]
 
 setup(
     name="asrd",
@@ -44,6 +45,7 @@ setup(
         "asrd": [
             "py.typed",
             "models/packaged/*/*",
+            "lab/sudoku/held_out.txt",
             "viewer/*.html",
             "viewer/*.css",
             "viewer/*.js",
@@ -66,6 +68,7 @@ setup(
         "flash": ["flash-attn>=2.8"],
         "viz": VIZ,
         "eval": EVAL,
+        "sudoku": SUDOKU,
         "serve": SERVE,
         "ray": RAY,
         "test": TEST,

@@ -21,8 +21,9 @@ from asrd.lab.diagnose.attention import attention_redistribution
 from asrd.lab.diagnose.displacement import Displacement, DisplacementWatcher
 from asrd.lab.diagnose.persistence import wrong_persistence
 from asrd.lab.diagnose.report import Report
-from asrd.lab.diagnose.samples import Sample, is_packaged_tokenizer, packaged_samples, read_samples
+from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples
 from asrd.lab.diagnose.visible import visible_behaviour
+from asrd.lab.tasks import TASKS, find_task
 from asrd.models import packaged
 from asrd.models.source import PACKAGED_NAMES
 
@@ -89,6 +90,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
     """Displacement bounds and persistence of wrong predictions, model by model."""
     settings = _begin(arguments)
     windows = windows_of(arguments)
+    arguments.level = TASKS[0].level(arguments.level)
     samples = packaged_samples(arguments.n, arguments.level)
     problems = [sample.problem for sample in samples if sample.problem is not None]
     moved: dict[str, tuple[Displacement, Displacement]] = {}
@@ -98,7 +100,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
     for name in names:
         arguments.model = name
         model, tokenizer = load_model(arguments)
-        if not is_packaged_tokenizer(tokenizer):
+        if find_task(tokenizer) is not TASKS[0]:
             raise ValueError(
                 f"--models {name}: expected a model of the packaged task, for which wrong tokens are known"
             )
@@ -133,10 +135,10 @@ def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
 def _samples(arguments: argparse.Namespace, tokenizer: Any, need_answers: bool = False) -> list[Sample]:
     if arguments.prompts is not None:
         return read_samples(arguments.prompts, tokenizer, need_answers, arguments.n)
-    require_packaged_task(
+    task = require_packaged_task(
         arguments, tokenizer, 'give --prompts FILE, a JSON list or JSON lines with "prompt" and "answer"'
     )
-    return packaged_samples(arguments.n, arguments.level)
+    return packaged_samples(arguments.n, arguments.level, task)
 
 
 def _decoders(arguments: argparse.Namespace) -> list[str]:

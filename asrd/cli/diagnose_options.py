@@ -8,7 +8,7 @@ from typing import Any
 
 from asrd.cli.settings import add_model, at_least, check_decoders, listed, parse_setting
 from asrd.files import check_file, check_folder
-from asrd.lab.tiny.task import LEVELS
+from asrd.lab.tasks import LEVELS
 from asrd.settings import check
 
 ERROR_DECODERS = "standard,wino,asrd"
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 def _new(what: Any, name: str, n: int, batch: int | None, short: str, long: str) -> Any:
     command = what.add_parser(name, help=short, description=long)
     command.add_argument("--n", type=int, default=n, help=f"prompts or problems (default: {n})")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     if batch is not None:
         command.add_argument("--batch-size", type=int, default=batch, help=f"(default: {batch})")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of AsrdConfig")
