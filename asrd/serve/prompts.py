@@ -9,11 +9,11 @@ from asrd.serve.fields import Order
 from asrd.serve.limits import Limits
 
 
-def encode_order(tokenizer: Any, order: Order, limits: Limits, context: int | None) -> list[list[int]]:
+def encode_order(tokenizer: Any, order: Order, limits: Limits, context: int | None, mask: int) -> list[list[int]]:
     """The ids of each prompt of an order; raises ApiError."""
     if order.chat:
-        return [_checked(_chat_ids(tokenizer, order.prompt), "messages", limits, context)]
-    return [_checked(_ids(tokenizer, prompt), "prompt", limits, context) for prompt in order.prompt]
+        return [_checked(_chat_ids(tokenizer, order.prompt), "messages", limits, context, mask)]
+    return [_checked(_ids(tokenizer, prompt), "prompt", limits, context, mask) for prompt in order.prompt]
 
 
 def _chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
@@ -34,11 +34,13 @@ def _ids(tokenizer: Any, prompt: str | list[int]) -> list[int]:
     return list(tokenizer(prompt)["input_ids"])
 
 
-def _checked(ids: list[int], name: str, limits: Limits, context: int | None) -> list[int]:
+def _checked(ids: list[int], name: str, limits: Limits, context: int | None, mask: int) -> list[int]:
     most = min((limit for limit in (limits.prompt_tokens, context and context - 1) if limit is not None), default=None)
     if most is not None and len(ids) > most:
         message = f"{name} has {len(ids)} tokens: this server takes {most} at most"
         raise ApiError(400, message, name, "context_length_exceeded")
     if not ids:
         raise bad(name, f"{name} is empty")
+    if mask in ids:
+        raise bad(name, f"{name} has the mask token: a prompt must not contain masks")
     return ids
