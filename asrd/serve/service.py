@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from asrd.arguments import resolve_config
@@ -83,8 +84,8 @@ class Service:
 
     async def encode(self, order: Order) -> list[list[int]]:
         """The ids of an order's prompts, made in a thread: a long prompt must not keep the others waiting."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoder, encode_order, self.tokenizer, order, self.limits, self.context)
+        work = partial(encode_order, self.tokenizer, order, self.limits, self.context, self.mask_id)
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, work)
 
     def admit(self, count: int) -> None:
         """Raise 429 if so many more tickets may not wait, 503 if the server is about to stop."""
