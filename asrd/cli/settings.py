@@ -12,7 +12,7 @@ from typing import Any
 
 from asrd.settings import ALIASES, FIELDS, check, did_you_mean
 
-DECODER_NAMES = ("asrd", "standard", "threshold", "factor", "wino", "saber", "loo", "random-revocation")
+DECODER_NAMES = ("asrd", "standard", "threshold", "factor", "wino", "saber", "loo", "native", "random-revocation")
 _COMMON = {
     "max_new_tokens": int,
     "block_length": int,
