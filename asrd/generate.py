@@ -188,7 +188,7 @@ def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> A
     return AsrdOutput(
         sequences=rows.tokens,
         steps=rows.step,
-        tokens_per_forward=first / rows.step,
+        tokens_per_forward=first / rows.forwards,
         drafted=drafted,
         revoked=revoked,
         anchors=anchors,
