@@ -50,7 +50,7 @@ setup(
         "asrd_kernels": ["py.typed"],
     },
     install_requires=[
-        "torch>=2.6",
+        "torch>=2.7",
         "transformers>=5.22,<6",
         "accelerate>=1.10",
         "safetensors>=0.8",
