@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from asrd.arguments import own_criteria, resolve_config
-from asrd.config import AsrdConfig, check, resolve_aliases
+from asrd.config import FIELDS, AsrdConfig, check, resolve_aliases
 from asrd.engine.canvas import config_of_part, first_masks
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
@@ -227,7 +227,11 @@ class Engine:
     def _settle(self, settings: dict[str, Any], ids: Tensor) -> tuple[Kind, AsrdConfig, int | None]:
         """The kind of a request with these settings, its own configuration, and where its generated part begins if it
         has masks in its prompt."""
-        given = {name: value for name, value in resolve_aliases(settings).items() if value is not None}
+        given = {
+            name: value
+            for name, value in resolve_aliases(settings).items()
+            if value is not None or (name in FIELDS and FIELDS[name].fits(None))  # such as kv_cache: none for this one
+        }
         own = {name: given.pop(name) for name in _OWN if name in given}
         kind = self._kind
         if given:

@@ -42,7 +42,8 @@ SLOW = {  # part of a command of `asrd`: why running it is a long test
     "diagnose runtime": "every decoder twice",
     "diagnose stability": "five decodes of each of three models",
 }
-PARSED_ONLY = ("--annotations",)  # an annotator works between this command and the one before it
+PARSED_ONLY = ("--annotations", "serve", "batch")  # waits for an annotator; serves for ever; starts a cluster
+WITH_A_SERVER = ("serve.md",)  # tests/serve/test_docs.py runs the blocks of these
 SHELL = {"python3 -m venv .venv", ". .venv/bin/activate", "ruff check .", "ruff format --check .", "mypy", ".ci/run"}
 
 Command = tuple[str, list[str]]  # where it stands, and its words
@@ -133,7 +134,11 @@ def run_blocks(page: Path) -> None:
         DECODERS.update(before)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page.name not in WITH_A_SERVER],
+    ids=lambda page: page.name,
+)
 @pytest.mark.usefixtures("folder")
 def test_the_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
     run_blocks(page)
