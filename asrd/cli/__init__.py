@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> None:
     """Check the arguments, then import what does the work and do it."""
-    for file in arguments.plugin:
+    for file in getattr(arguments, "plugin", ()):
         if not file.is_file():
             raise ValueError(f"--plugin {file}: there is no such file")
     arguments.check(arguments)

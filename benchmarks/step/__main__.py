@@ -21,7 +21,7 @@ from tqdm import tqdm
 from benchmarks.step.parts import DECODERS, PARTS, SHAPES
 
 HERE = Path(__file__).resolve().parent
-TURNS = 4  # processes of each checkout and shape
+TURNS = 3  # processes of each checkout and shape
 
 Times = dict[str, dict[str, list[float]]]
 
