@@ -69,7 +69,7 @@ class Grader:
             found.errors = sum(wrong[: found.length])
             found.long_errors = long_errors(wrong[: found.length])
             found.anchors = len(promoted)
-            found.anchors_wrong = sum(wrong[p] for p in promoted)
+            found.anchors_wrong = sum(wrong[p] for p in promoted if p < len(wrong))
         return self._grades
 
 
