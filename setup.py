@@ -38,7 +38,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["asrd", "asrd.*", "asrd_kernels", "asrd_kernels.*"]),
     package_data={
-        "asrd": ["py.typed", "models/packaged/*/*", "viewer/*.html", "viewer/*.css", "viewer/*.js"],
+        "asrd": ["py.typed", "models/packaged/*/*", "eval/*.csv", "viewer/*.html", "viewer/*.css", "viewer/*.js"],
         "asrd_kernels": ["py.typed"],
     },
     install_requires=[
