@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def repeat(arguments: argparse.Namespace) -> None:
     headings = ["task", "decoder", "answers", "equal token by token", "equal scores", "first difference"]
     print_table(console(), headings, rows, f"{arguments.repeat} and {arguments.out}", keys=2)
     about = json.loads((arguments.out / "record.json").read_text(encoding="utf-8"))
-    for line in differences(about, record):
-        print(line)
+    changed = differences(about, record)
+    print("\n".join(changed or ["versions, machine, model, data and settings are the same"]))
+    content = {"differences": changed, "cells": [{**asdict(a), "cell": a.cell.as_dict()} for a in found]}
+    (arguments.out / "repeat.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def evaluate(session: Session, cells: list[Cell], extra: Callable[[Sequence[Row]], str] = lambda rows: "") -> list[Row]:
