@@ -20,5 +20,6 @@ report         tables
 presets        the paper's tables as evaluations
 paper          the paper's figures (paper.csv)
 comparison     ours beside them
+annotation     texts for an annotator of errors
 repeat         an evaluation run again and compared token by token
 """
