@@ -9,9 +9,10 @@ HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+?)"', (HERE / "asrd" / "__init__.py").read_text(encoding="utf-8"), re.M)
 assert VERSION is not None
 VIZ = ["pandas>=2.2"]
+SUDOKU = ["reasoning-gym>=0.1.25"]  # to train tiny-sudoku; its puzzles for scoring are in the package
 EVAL = ["lm-eval[math]==0.4.13", "rouge-score>=0.1.2"]
 TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
-TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ, *EVAL]
+TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ, *EVAL, *SUDOKU]
 
 setup(
     name="asrd",
@@ -38,7 +39,15 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["asrd", "asrd.*", "asrd_kernels", "asrd_kernels.*"]),
     package_data={
-        "asrd": ["py.typed", "models/packaged/*/*", "eval/*.csv", "viewer/*.html", "viewer/*.css", "viewer/*.js"],
+        "asrd": [
+            "py.typed",
+            "models/packaged/*/*",
+            "eval/*.csv",
+            "lab/sudoku/held_out.txt",
+            "viewer/*.html",
+            "viewer/*.css",
+            "viewer/*.js",
+        ],
         "asrd_kernels": ["py.typed"],
     },
     install_requires=[
@@ -50,6 +59,6 @@ setup(
         "tqdm>=4.66",
         "rich>=14",
     ],
-    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "eval": EVAL, "test": TEST},
+    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "eval": EVAL, "sudoku": SUDOKU, "test": TEST},
     entry_points={"console_scripts": ["asrd=asrd.cli:main"]},
 )

@@ -131,6 +131,10 @@ def log_once(message: str) -> None:
 
 def refuse_extras(logits_processor: Any, injected: dict[str, Any]) -> None:
     """Accept what transformers always injects; refuse what would silently have no effect."""
+    if not isinstance(logits_processor, list | tuple | None):
+        raise ValueError(
+            f"logits_processor={logits_processor!r}: expected a list; diffusion decoding has none, leave it out"
+        )
     names = [type(item).__name__ for item in logits_processor or ()]
     foreign = [name for name in names if name not in _OWN_PROCESSORS]
     if foreign:
@@ -138,6 +142,8 @@ def refuse_extras(logits_processor: Any, injected: dict[str, Any]) -> None:
             f"logits_processor: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out"
         )
     cache = injected.get("past_key_values")
+    if cache is not None and not hasattr(cache, "get_seq_length"):
+        raise ValueError(f"past_key_values={cache!r}: diffusion decoding starts from the whole prompt; leave it out")
     if cache is not None and cache.get_seq_length() > 0:
         raise ValueError("past_key_values is not empty: diffusion decoding starts from the whole prompt; leave it out")
 
@@ -153,6 +159,18 @@ def own_criteria(stopping_criteria: Any) -> list[Callable[..., Any]]:
             f"stopping_criteria={stopping_criteria!r}: give callables (ids, scores) -> bool, as transformers has them"
         )
     return [item for item in stopping_criteria if type(item).__name__ not in _OWN_CRITERIA]
+
+
+def check_helpers(streamer: Any, tokenizer: Any, observers: Any, max_length: Any) -> None:
+    """Raise ValueError if one of these is something else than it is to be."""
+    if streamer is not None and not (callable(getattr(streamer, "put", None)) and hasattr(streamer, "end")):
+        raise ValueError(f"streamer={streamer!r}: expected an object with put and end, such as a TextStreamer")
+    if isinstance(tokenizer, str | bytes | int | float):
+        raise ValueError(f"tokenizer={tokenizer!r}: expected a tokenizer, as asrd.load returns it")
+    if not isinstance(observers, list | tuple) or not all(map(callable, observers)):
+        raise ValueError(f"observers={observers!r}: expected a list of callables")
+    if max_length is not None and (not isinstance(max_length, int) or isinstance(max_length, bool)):
+        raise ValueError(f"max_length={max_length!r}: expected an integer, of prompt and text together")
 
 
 def refuse_lost_streamer() -> None:
@@ -173,6 +191,10 @@ def refuse_positions(given: Tensor | None, request: Request) -> None:
     """Position ids follow from the attention mask; others are refused."""
     if given is None:
         return
+    if not isinstance(given, Tensor):
+        raise ValueError(
+            f"position_ids={given!r}: expected a tensor; they follow from the attention mask, leave them out"
+        )
     batch, width = request.prompt.shape
     own = request.positions if request.positions is not None else torch.arange(width, device=request.prompt.device)
     own = own.expand(batch, -1)[:, :width]

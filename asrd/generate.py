@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 from asrd.arguments import (
     INJECTED,
     call_signature,
+    check_helpers,
     own_criteria,
     refuse_extras,
     refuse_lost_streamer,
@@ -83,6 +84,7 @@ def fast_generate(
     arguments: dict[str, Any] = dict(settings)
     injected = {name: arguments.pop(name) for name in INJECTED if name in arguments}
     refuse_extras(logits_processor, injected)
+    check_helpers(streamer, tokenizer, observers, max_length)
     criteria = own_criteria(stopping_criteria)
     if streamer is None and injected:
         refuse_lost_streamer()
@@ -192,6 +194,7 @@ def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> A
         anchors=anchors,
         edited=edited,
         computed=rows.computed,
+        forwards=rows.forwards,
         forwards_per_step=2 if request.cfg_scale > 0 else 1,
         logprobs=_of_text(rows.scores, first) if request.rules.early_stop else rows.scores,
         stopped_by=[None if stop is None else stop.string for stop in stops],

@@ -21,6 +21,7 @@ class AsrdOutput(ModelOutput):
     anchors             [B] int64, promotions to the anchor cache
     edited              [B] int64, tokens replaced by others in place (decoder="loo")
     computed            [B] int64, positions computed in the row's forward passes, appended ones included, no padding
+    forwards            [B] int64, forward passes: the steps; on block-diffusion models fewer or more (docs/block.md)
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     stopped_by          for each row the stop string that ended its text, or None
     logprobs            with logprobs=True: `TokenScores`, log-probability, entropy, step ... of each new token, [B, G]
@@ -37,6 +38,7 @@ class AsrdOutput(ModelOutput):
     anchors: Tensor = None  # type: ignore[assignment]
     edited: Tensor = None  # type: ignore[assignment]
     computed: Tensor = None  # type: ignore[assignment]
+    forwards: Tensor = None  # type: ignore[assignment]
     forwards_per_step: int = None  # type: ignore[assignment]
     stopped_by: list[str | None] = None  # type: ignore[assignment]
     logprobs: Any = None

@@ -61,17 +61,25 @@ def embed_launch(dim: int, itemsize: int) -> EmbedLaunch:
 
 
 @triton.jit
-def centroid(text, ring, cached, table, stride_v, stride_d, o_d, m_d, DTYPE: tl.constexpr, ROWS: tl.constexpr):
-    """Mean of the table's rows of the cached anchors, at dimensions o_d; 0 if there is none. Reads ROWS at once."""
+def centroid(
+    text, ring, cached, table, stride_v, stride_d, o_d, m_d,
+    DTYPE: tl.constexpr, ROWS: tl.constexpr, TIMES: tl.constexpr,
+):  # fmt: skip
+    """Mean of the table's rows of the cached anchors, at dimensions o_d; 0 if there is none.
+
+    Loads ROWS rows TIMES times before it adds them up. Few rows at a time leave a warp on one row: summed over warps,
+    16 rows at once would meet in the same banks of shared memory."""
     b_total = tl.zeros(o_d.shape, DTYPE)
-    for first in range(0, cached, ROWS):
-        o_anchor = first + tl.arange(0, ROWS)
-        m_anchor = o_anchor < cached
-        b_position = tl.load(ring + o_anchor, mask=m_anchor, other=0)
-        b_token = tl.load(text + b_position, mask=m_anchor, other=0)
-        p_row = table + b_token[:, None] * stride_v + o_d[None, :] * stride_d
-        b_row = tl.load(p_row, mask=m_anchor[:, None] & m_d[None, :], other=0.0)
-        b_total += tl.sum(b_row.to(DTYPE), axis=0)
+    for first in range(0, cached, ROWS * TIMES):
+        b_rows = tl.zeros([ROWS, o_d.shape[0]], DTYPE)
+        for i in tl.static_range(TIMES):
+            o_anchor = first + i * ROWS + tl.arange(0, ROWS)
+            m_anchor = o_anchor < cached
+            b_position = tl.load(ring + o_anchor, mask=m_anchor, other=0)
+            b_token = tl.load(text + b_position, mask=m_anchor, other=0)
+            p_row = table + b_token[:, None] * stride_v + o_d[None, :] * stride_d
+            b_rows += tl.load(p_row, mask=m_anchor[:, None] & m_d[None, :], other=0.0).to(DTYPE)
+        b_total += tl.sum(b_rows, axis=0)
     return divide(b_total, tl.maximum(cached, 1).to(DTYPE))
 
 
@@ -112,7 +120,7 @@ def guide(
         o_d = (part * DIMS + tl.arange(0, DIMS)).to(tl.int64)
         m_d = o_d < dim
         b_mask = tl.load(table + mask_id * stride_v + o_d * stride_d, mask=m_d, other=0.0).to(dtype)[None, :]
-        b_center = centroid(text, ring, cached, table, stride_v, stride_d, o_d, m_d, dtype, 16)[None, :]
+        b_center = centroid(text, ring, cached, table, stride_v, stride_d, o_d, m_d, dtype, 4, 4)[None, :]
         b_edited = tl.where(b_g > 0, b_mask * (1 - b_g) + b_g * b_center, b_mask)
         p_out = out + o_p.to(tl.int64)[:, None] * dim + o_d[None, :]
         tl.store(p_out, b_edited, mask=b_guided[:, None] & m_d[None, :])
@@ -131,7 +139,7 @@ def probed(
         b_drawn = tl.load(table + token * stride_v + o_d * stride_d, mask=m_d, other=0.0).to(dtype)
         b_edited = b_clean + beta * b_drawn
     else:
-        b_center = centroid(text, ring, cached, table, stride_v, stride_d, o_d, m_d, dtype, ANCHORS)
+        b_center = centroid(text, ring, cached, table, stride_v, stride_d, o_d, m_d, dtype, ANCHORS, 1)
         square = tl.sum(b_clean * b_clean, axis=0)
         inner = tl.sum(b_clean * b_center, axis=0)
         rho = tl.where(square > 0, divide(inner, tl.where(square > 0, square, 1.0).to(dtype)), 0.0)

@@ -16,10 +16,10 @@ from torch.library import triton_op, wrap_triton
 from asrd_kernels.compiler_triton import on_rocm
 from asrd_kernels.fused_head import check_head
 from asrd_kernels.head_cost import COLUMN_TILE, row_tile
-from asrd_kernels.philox_triton import gumbel
+from asrd_kernels.philox_triton import exponential
 from asrd_kernels.state import VocabStats
 from asrd_kernels.vocab_stats import Readout
-from asrd_kernels.vocab_stats_triton import _FIELDS, below, merge_kernel
+from asrd_kernels.vocab_stats_triton import _FIELDS, holds_any, merge_kernel, race, race_scales, tally
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,21 @@ def head_launch(rows: int, vocab: int, itemsize: int) -> HeadLaunch:
 
 
 @triton.jit
-def _row_noise(b_seed, b_row, b_position, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """[ROWS, COLUMNS] Gumbel noise of tokens first, first + 1, ...; the bits of philox_triton.random_bits."""
+def _row_draws(b_seed, b_row, b_position, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """[ROWS, COLUMNS] exponential draws of tokens first, first + 1, ...; the bits of philox_triton.random_bits."""
     o_quad = (first // 4 + tl.arange(0, COLUMNS // 4)).to(tl.uint32)
     b_zero = tl.zeros([ROWS, COLUMNS // 4], tl.uint32)
     b_quad = b_zero + o_quad[None, :]
     b_position = b_zero + b_position.to(tl.uint32)[:, None]
     b_row = b_zero + b_row.to(tl.uint32)[:, None]
     a, b, c, d = tl.philox(b_seed[:, None], b_quad, b_position, b_row, b_zero)
-    return gumbel(tl.interleave(tl.interleave(a, c), tl.interleave(b, d)), tl.float32)
+    return exponential(tl.interleave(tl.interleave(a, c), tl.interleave(b, d)), tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_forbidden", "length", "rows"])
 def head_kernel(
     hidden, weight, row, position, row_ids, seeds, forbidden, numbers, picks,
-    num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64,
+    num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64, rate: tl.float64,
     rows, vocab, dim, length, stride_n, stride_v,
     SAMPLE: tl.constexpr, WIDEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, MERGE: tl.constexpr,
@@ -90,23 +90,21 @@ def head_kernel(
         if WIDEN:
             b_hidden, b_weight = b_hidden.to(tl.float32), b_weight.to(tl.float32)
         b_x = tl.dot(b_hidden, b_weight, b_x, input_precision="ieee")
-    b_x = tl.where(m_v[None, :], tl.where(b_x == b_x, b_x, float("inf")), -float("inf"))
-    for i in range(num_forbidden):
-        b_x = tl.where((o_v == tl.load(forbidden + i))[None, :], -float("inf"), b_x)
+    b_x = tl.where(m_v[None, :], b_x, -float("inf"))
+    if holds_any(forbidden, num_forbidden, first, COLUMNS):
+        for i in range(num_forbidden):
+            b_is = o_lane == (tl.load(forbidden + i) - first).to(tl.int32)
+            b_x = tl.where(b_is[None, :], -float("inf"), b_x)
 
-    b_peak, b_summit = tl.max(b_x, axis=1, return_indices=True)
-    b_z = below(b_x, b_peak[:, None])
-    b_mass = tl.where(o_lane[None, :] == b_summit[:, None], 0.0, tl.exp(b_z))
+    b_peak, b_pick, b_d, b_rest, b_slope = tally(b_x, o_lane[None, :], 1, COLUMNS)
     p_number = numbers + o_n.to(tl.int64) * (_FIELDS * MERGE) + chunk
     tl.store(p_number, b_peak, mask=m_n)
-    tl.store(p_number + MERGE, tl.sum(b_mass, axis=1), mask=m_n)
-    tl.store(p_number + 2 * MERGE, tl.sum(b_mass * b_z, axis=1), mask=m_n)
-    b_pick = b_summit
+    tl.store(p_number + MERGE, b_rest, mask=m_n)
+    tl.store(p_number + 2 * MERGE, b_slope, mask=m_n)
     if SAMPLE:
         b_row = tl.load(row + o_n, mask=m_n, other=0)
-        b_noise = _row_noise(tl.load(seeds + b_row), tl.load(row_ids + b_row), b_here, first, ROWS, COLUMNS)
-        b_noise *= tl.full((), noise_scale, tl.float32)
-        b_score, b_pick = tl.max(b_noise + b_x * tl.full((), logit_scale, tl.float32), axis=1, return_indices=True)
+        b_draw = _row_draws(tl.load(seeds + b_row), tl.load(row_ids + b_row), b_here, first, ROWS, COLUMNS)
+        b_score, b_pick = race(b_draw, b_d, o_lane[None, :], b_peak, noise_scale, logit_scale, rate, 1, COLUMNS)
         b_picked = tl.sum(tl.where(o_lane[None, :] == b_pick[:, None], b_x, 0.0), axis=1)
         tl.store(p_number + 3 * MERGE, b_score, mask=m_n)
         tl.store(p_number + 4 * MERGE, b_picked, mask=m_n)
@@ -123,10 +121,9 @@ def _launch(
     how = head_launch(rows, vocab, weight.element_size())
     numbers = torch.empty(rows, _FIELDS.value, how.merge, dtype=torch.float32, device=hidden.device)
     picks = torch.empty(rows, how.merge, dtype=torch.int32, device=hidden.device)
-    hot = max(temperature, 1.0)  # neither factor overflows, however hot or cold
     wrap_triton(head_kernel)[(triton.cdiv(rows, how.rows), how.chunks)](
         hidden, weight, row, position, row_ids, seeds, forbidden, numbers, picks,
-        forbidden.shape[0], temperature / hot, 1 / hot,
+        forbidden.shape[0], *race_scales(temperature),
         rows, vocab, dim, length, hidden.stride(0), weight.stride(0),
         SAMPLE=sample, WIDEN=triton.knobs.runtime.interpret and weight.dtype == torch.bfloat16,
         ROWS=how.rows, COLUMNS=COLUMN_TILE, DEPTH=how.depth, MERGE=how.merge,

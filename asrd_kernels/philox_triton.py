@@ -6,8 +6,6 @@
 import triton
 import triton.language as tl
 
-from asrd_kernels.precise_triton import divide
-
 
 @triton.jit
 def random_bits(seed, row, position, step, first, LENGTH: tl.constexpr):
@@ -18,13 +16,26 @@ def random_bits(seed, row, position, step, first, LENGTH: tl.constexpr):
 
 
 @triton.jit
-def gumbel(bits, DTYPE: tl.constexpr):
-    """Standard Gumbel noise from random bits; see philox.py for the way."""
+def exponential(bits, DTYPE: tl.constexpr):
+    """Standard exponential draws -ln(1 - w) from random bits; philox.gumbel is minus their logarithm.
+
+    float32: with p the power of two next to u = 1 - w and s = (p - u) / (p + u), ln(p / u) = 2 artanh s = s R(s^2), R
+    fitted over |s| < 0.174 to 2e-9. p - u is formed as w - (1 - p), exact, so that a small w keeps all its digits.
+    """
     w = (bits.to(DTYPE) + 0.5) * 2.0**-32
     w = tl.minimum(w, 1 - 2.0**-24)
     rest = 1 - w
-    quotient = divide(w, tl.where(rest == 1, -1.0, rest - 1).to(DTYPE))
-    return -tl.log(tl.where(rest == 1, w, tl.log(rest) * quotient))
+    if tl.float32 == DTYPE:
+        exponent = (rest.to(tl.int32, bitcast=True) + 0x4AFB0D) & 0x7F800000  # carries from a mantissa of sqrt(2) on
+        power = exponent.to(tl.float32, bitcast=True)
+        s = (w - (1 - power)) / (power + rest)
+        t = s * s
+        ratio = tl.fma(tl.fma(tl.fma(t, 0.299523885, 0.399738113), t, 0.666668246), t, 2.0)
+        draw = tl.fma((127 - (exponent >> 23)).to(tl.float32), 0.693147181, s * ratio)
+    else:
+        quotient = w / tl.where(rest == 1, -1.0, rest - 1).to(DTYPE)
+        draw = tl.where(rest == 1, w, tl.log(rest) * quotient)
+    return draw
 
 
 @triton.jit

@@ -8,10 +8,17 @@ row's maximum M, with d = m - M and t = e^d, its tokens sum to (r + 1) t and (u 
 joins them as t and d t, except in the chunk that holds the row's peak, which stays left out (there t = 1 and d = 0).
 Entropy and confidence follow from the totals as in vocab_stats.py.
 
--inf minus -inf counts as 0 and differences end at _FAR, so a chunk of nothing but -inf weighs 0 times a finite number.
-NaN is read as +inf: either makes the row bad. Unwanted rows (position G) are neither read nor written.
+A chunk of nothing but -inf is measured from 0, so that its tokens weigh 0; factors of a weight end at _FAR, so that
+0 times it is 0. A NaN makes its chunk's r NaN, whatever the maximum made of it, and the row bad. Unwanted rows
+(position G) are neither read nor written.
+
+Sampling is an exponential race: with E the exponential draws of which -ln E is the Gumbel noise, the argmax of
+x / t - ln E is that of e^(d / t) / E, which takes one logarithm a token less. A chunk's winner enters the merge with
+its score in the former scale. Both searches are a maximum, then the lowest lane that has it: cheaper than carrying the
+index through every comparison.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from asrd_kernels.philox_triton import gumbel, random_bits
+from asrd_kernels.philox_triton import exponential, random_bits
 from asrd_kernels.precise_triton import divide, log1p
 from asrd_kernels.state import VocabStats
 from asrd_kernels.vocab_stats import Readout
@@ -39,9 +46,10 @@ class StatsLaunch:
     merge: int
 
 
-def stats_launch(vocab: int) -> StatsLaunch:
-    """Chunks of 4096: 16 columns a thread, all loaded before the first is needed, and 31 programs a row of LLaDA's."""
-    chunk, warps = (1024, 4) if vocab <= 1024 else (4096, 8)
+def stats_launch(vocab: int, itemsize: int) -> StatsLaunch:
+    """Chunks of 4096, 31 programs a row of LLaDA's. A thread has 32 columns, all loaded before the first is needed; 16
+    in float64, of which its registers hold no more."""
+    chunk, warps = (1024, 4) if vocab <= 1024 else (4096, 8 if itemsize == 8 else 4)
     chunks = triton.cdiv(vocab, chunk)
     return StatsLaunch(chunk, chunks, warps, max(16, triton.next_power_of_2(chunks)))
 
@@ -52,10 +60,60 @@ def below(x, peak):
     return tl.maximum(tl.where(x == peak, 0.0, x - peak), _FAR).to(x.dtype)
 
 
+@triton.jit
+def along(x, AXIS: tl.constexpr):
+    """What a reduction along AXIS left, in a shape that goes with its input."""
+    return x if AXIS == 0 else x[:, None]
+
+
+@triton.jit
+def lowest(b_is, o_lane, AXIS: tl.constexpr, LANES: tl.constexpr):
+    """The first lane along AXIS at which b_is holds; LANES if there is none."""
+    return tl.min(tl.where(b_is, o_lane, LANES), axis=AXIS)
+
+
+@triton.jit
+def holds_any(ids, count, first, LANES: tl.constexpr):
+    """Whether one of `count` ids is among first, first + 1, ..., first + LANES - 1: seldom, which saves comparing."""
+    found = 0
+    for i in range(count):
+        lane = tl.load(ids + i) - first
+        found |= ((lane >= 0) & (lane < LANES)).to(tl.int32)
+    return found > 0
+
+
+@triton.jit
+def tally(b_x, o_lane, AXIS: tl.constexpr, LANES: tl.constexpr):
+    """Of logits along AXIS: maximum m, its lane, d = x - m, r, u. With a NaN among them, m is +inf or r NaN."""
+    peak = tl.max(b_x, axis=AXIS)
+    peak = tl.where(peak == peak, peak, float("inf"))
+    summit = lowest(b_x == along(peak, AXIS), o_lane, AXIS, LANES)
+    b_d = b_x - along(tl.where(peak == -float("inf"), 0.0, peak).to(b_x.dtype), AXIS)
+    b_weight = tl.where(o_lane == along(summit, AXIS), 0.0, tl.exp(b_d))
+    return peak, summit, b_d, tl.sum(b_weight, axis=AXIS), tl.sum(b_weight * tl.maximum(b_d, _FAR), axis=AXIS)
+
+
+@triton.jit
+def race(b_draw, b_d, o_lane, peak, noise_scale, logit_scale, rate, AXIS: tl.constexpr, LANES: tl.constexpr):
+    """Score and lane of the winner along AXIS of exponential draws; rate is log2(e) / t. -inf if nobody can win."""
+    dtype: tl.constexpr = b_d.dtype
+    b_speed = tl.exp2(b_d * tl.full((), rate, dtype)) / b_draw
+    best = tl.max(b_speed, axis=AXIS)
+    pick = lowest(b_speed == along(best, AXIS), o_lane, AXIS, LANES)
+    score = peak * tl.full((), logit_scale, dtype) + tl.log(best) * tl.full((), noise_scale, dtype)
+    return tl.where(score == score, score, -float("inf")), pick
+
+
+def race_scales(temperature: float) -> tuple[float, float, float]:
+    """Factors of noise and logits whose sum is compared (neither overflows, however hot or cold), and log2(e) / t."""
+    hot = max(temperature, 1.0)
+    return temperature / hot, 1 / hot, min(math.log2(math.e) / max(temperature, 1e-30), 1e30)
+
+
 @triton.jit(do_not_specialize=["num_forbidden", "length"])
 def chunk_kernel(
     logits, row, position, row_ids, seeds, forbidden, numbers, picks,
-    num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64,
+    num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64, rate: tl.float64,
     vocab, length, stride_n, stride_v,
     SAMPLE: tl.constexpr, CHUNK: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
@@ -68,28 +126,25 @@ def chunk_kernel(
     o_lane = tl.arange(0, CHUNK)
     o_v = first + o_lane
     dtype = numbers.dtype.element_ty
-    p_x = logits + n * stride_n + o_v.to(tl.int64) * stride_v
-    b_x = tl.load(p_x, mask=o_v < vocab, other=-float("inf")).to(dtype)
-    b_x = tl.where(b_x == b_x, b_x, float("inf"))
-    for i in range(num_forbidden):
-        b_x = tl.where(o_v == tl.load(forbidden + i), -float("inf"), b_x)
+    p_row = logits + n * stride_n
+    b_x = tl.load(p_row + o_v.to(tl.int64) * stride_v, mask=o_v < vocab, other=-float("inf")).to(dtype)
+    if holds_any(forbidden, num_forbidden, first, CHUNK):
+        for i in range(num_forbidden):
+            b_x = tl.where(o_lane == (tl.load(forbidden + i) - first).to(tl.int32), -float("inf"), b_x)
 
-    peak, summit = tl.max(b_x, axis=0, return_indices=True)
-    b_z = below(b_x, peak)
-    b_weight = tl.where(o_lane == summit, 0.0, tl.exp(b_z))
+    peak, pick, b_d, rest, slope = tally(b_x, o_lane, 0, CHUNK)
     p_number = numbers + n * (_FIELDS * MERGE) + chunk
     tl.store(p_number, peak)
-    tl.store(p_number + MERGE, tl.sum(b_weight, axis=0))
-    tl.store(p_number + 2 * MERGE, tl.sum(b_weight * b_z, axis=0))
-    pick = summit
+    tl.store(p_number + MERGE, rest)
+    tl.store(p_number + 2 * MERGE, slope)
     if SAMPLE:
         b = tl.load(row + n)
         step = tl.full((), 0, tl.int32)
         bits = random_bits(tl.load(seeds + b), tl.load(row_ids + b), here, step, first, CHUNK)
-        b_noise = gumbel(bits, dtype) * tl.full((), noise_scale, dtype)
-        best, pick = tl.max(b_noise + b_x * tl.full((), logit_scale, dtype), axis=0, return_indices=True)
-        tl.store(p_number + 3 * MERGE, best)
-        tl.store(p_number + 4 * MERGE, tl.sum(tl.where(o_lane == pick, b_x, 0.0), axis=0))
+        score, pick = race(exponential(bits, dtype), b_d, o_lane, peak, noise_scale, logit_scale, rate, 0, CHUNK)
+        o_pick = (first + pick).to(tl.int64)
+        tl.store(p_number + 3 * MERGE, score)
+        tl.store(p_number + 4 * MERGE, tl.load(p_row + o_pick * stride_v, mask=o_pick < vocab, other=0.0).to(dtype))
     tl.store(picks + n * MERGE + chunk, first + pick)
 
 
@@ -128,7 +183,7 @@ def merge_kernel(
         trust = tl.where(pick == tl.load(unconfident + i), 0.0, trust)
     nats = tl.maximum(log1p(rest) - divide(slope, 1 + rest), 0.0)
 
-    unreadable = (peak == float("inf")) | (peak == -float("inf"))
+    unreadable = (peak == float("inf")) | (peak == -float("inf")) | (rest != rest)
     o_out = tl.load(row + n) * stride_out + here
     tl.store(top1 + o_out, tl.where(unreadable, 0, pick))
     tl.store(confidence + o_out, tl.where(unreadable, 0.0, trust))
@@ -142,14 +197,13 @@ def _launch(
     unconfident: Tensor | None, temperature: float, top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
 ) -> None:  # fmt: skip
     rows, vocab = logits.shape
-    sample, length, how = temperature > 0, top1.shape[1] - 1, stats_launch(vocab)
+    sample, length, how = temperature > 0, top1.shape[1] - 1, stats_launch(vocab, logits.element_size())
     precision = torch.promote_types(logits.dtype, torch.float32)
     numbers = torch.empty(rows, _FIELDS.value, how.merge, dtype=precision, device=logits.device)
     picks = torch.empty(rows, how.merge, dtype=torch.int32, device=logits.device)
-    hot = max(temperature, 1.0)  # neither factor overflows, however hot or cold
     wrap_triton(chunk_kernel)[(rows, how.chunks)](
         logits, row, position, row_ids, seeds, forbidden, numbers, picks,
-        forbidden.shape[0], temperature / hot, 1 / hot, vocab, length, logits.stride(0), logits.stride(1),
+        forbidden.shape[0], *race_scales(temperature), vocab, length, logits.stride(0), logits.stride(1),
         SAMPLE=sample, CHUNK=how.chunk, MERGE=how.merge, num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
     unsure = forbidden if unconfident is None else unconfident

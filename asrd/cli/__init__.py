@@ -11,6 +11,7 @@ display                            a canvas in the terminal
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -28,10 +29,7 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        arguments = parser().parse_args(argv)
-        arguments.check(arguments)
-        function = _function(arguments.run)
-        function(arguments)
+        run(parser().parse_args(argv))
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the pipe is closed: nothing to flush
@@ -42,6 +40,15 @@ def main(argv: list[str] | None = None) -> int:
         print("asrd: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Check the arguments, then import what does the work and do it."""
+    for file in arguments.plugin:
+        if not file.is_file():
+            raise ValueError(f"--plugin {file}: there is no such file")
+    arguments.check(arguments)
+    _function(arguments.run)(arguments)
 
 
 def _function(name: str) -> Callable[[Any], None]:

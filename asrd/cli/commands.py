@@ -24,7 +24,7 @@ from asrd.cli.settings import (
     settings_of,
 )
 from asrd.files import check_file, check_folder
-from asrd.lab.tiny.task import LEVELS
+from asrd.lab.tasks import LEVELS
 from asrd.settings import check
 
 PRESET_NAMES = ("paper-main", "paper-ablations", "paper-sweeps", "caches", "frontier")
@@ -56,7 +56,7 @@ def _add_demo(commands: Any) -> None:
     )
     command.add_argument("--watch", type=int, default=3, help="problems to show live (default: 3)")
     command.add_argument("--n", type=int, default=8, help="problems in the table (default: 8)")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     command.add_argument("--seed", type=int, default=0, help="which problems (default: 0)")
     add_model(command)
     command.set_defaults(run="asrd.cli.demo:run", check=_check_demo)
@@ -146,7 +146,7 @@ def _add_trace(commands: Any) -> None:
     )
     command.add_argument("--save", type=Path, metavar="FOLDER", help="also keep the traces, as JSON lines")
     command.add_argument("--raw", action="store_true", help="do not apply the tokenizer's chat template")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty of the problem (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     command.add_argument(
         "--problem", type=int, metavar="N", help=f"which of the held-out problems (default: {WITH_REVOCATIONS})"
     )
@@ -195,7 +195,7 @@ def _add_compare(commands: Any) -> None:
     )
     command.add_argument("--n", type=int, help="problems, or at most so many prompts (default: 100, all prompts)")
     command.add_argument("--first", type=int, default=0, help="number of the first problem (default: 0)")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     command.add_argument("--decoders", help=f"of {','.join(DECODER_NAMES)} (default: standard,threshold,asrd)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of all runs")
     command.add_argument("--sweep", metavar="KEY=A,B,C", action="append", default=[], help="one run per value")
@@ -233,6 +233,9 @@ def _check_compare(arguments: argparse.Namespace) -> None:
         if out.suffix != ".png":
             raise ValueError(f"--out {out}: with --from, expected a file that ends in .png")
         check_file(out, "--out")
+        for file in arguments.source:
+            if not file.is_file():
+                raise ValueError(f"--from {file}: there is no such file")
         return
     at_least(arguments, n=1, seeds=1, batch_size=1, first=0)
     for name, value in (parse_setting(item) for item in arguments.set):

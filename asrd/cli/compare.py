@@ -32,7 +32,7 @@ from asrd.lab.compare.report import (
 )
 from asrd.lab.diagnose.samples import read_samples
 from asrd.lab.tables import console, print_table
-from asrd.lab.tiny.task import held_out
+from asrd.lab.tasks import Task
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -47,16 +47,18 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.prompts is not None:
         compare_prompts(arguments, tables[0][1], model, tokenizer)
         return
-    require_packaged_task(
+    task = require_packaged_task(
         arguments, tokenizer, 'give --prompts FILE, a JSON list or JSON lines with "prompt" and perhaps "answer"'
     )
-    compare_problems(arguments, tables, model)
+    compare_problems(arguments, tables, model, task)
 
 
-def compare_problems(arguments: argparse.Namespace, tables: Sequence[tuple[Table, list[RunSpec]]], model: Any) -> None:
+def compare_problems(
+    arguments: argparse.Namespace, tables: Sequence[tuple[Table, list[RunSpec]]], model: Any, task: Task
+) -> None:
     """Every table on the packaged problems."""
     arguments.n = 100 if arguments.n is None else arguments.n
-    chosen = held_out(arguments.n, arguments.level, arguments.first)
+    chosen = task.held_out(arguments.n, arguments.level, arguments.first)
     check_runs(model, [run for _, runs in tables for run in runs])
     store = Store(arguments.out / "records", model, {"level": arguments.level}, arguments.fresh)
     about, timed = _about(arguments, model, store, arguments.n)
@@ -65,6 +67,8 @@ def compare_problems(arguments: argparse.Namespace, tables: Sequence[tuple[Table
     for table, runs in tables:
         folder = arguments.out / table.name if arguments.preset else arguments.out
         notes: list[str] = []
+        if arguments.preset:
+            print(f"{table.name}: {len(runs)} runs of {arguments.n} problems", file=sys.stderr, flush=True)
         with _resumable(arguments):
             records = measure(model, runs, chosen, store, arguments.batch_size, note=notes.append)
         summaries = summarise(runs, records, timed)

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+import torch
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,9 +23,9 @@ from asrd.generate import fast_generate
 from asrd.lab.compare.measure import decode_batch
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.report import Summary, summarise
-from asrd.lab.tiny.batch import collate
+from asrd.lab.tasks import Problem
+from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
-from asrd.lab.tiny.task import Problem, grade, problems
 
 FRAME_SECONDS = 0.09
 RUNS = (
@@ -40,9 +41,11 @@ def run(arguments: argparse.Namespace) -> None:
     limit_threads()
     console = Console()
     model, tokenizer = load_model(arguments)
-    require_packaged_task(arguments, tokenizer, "compare decoders on your own prompts with asrd compare --prompts FILE")
+    task = require_packaged_task(
+        arguments, tokenizer, "compare decoders on your own prompts with asrd compare --prompts FILE"
+    )
     count = max(arguments.watch, arguments.n)
-    chosen = list(itertools.islice(problems("test", arguments.level, 100_000 * arguments.seed), count))
+    chosen = list(itertools.islice(task.shown(arguments.level, arguments.seed), count))
     for problem in chosen[: arguments.watch]:
         recordings = {run.decoder: record(model, tokenizer, problem, run) for run in (RUNS[2], RUNS[0])}
         (play if console.is_terminal else print_revocations)(console, problem, recordings)
@@ -56,13 +59,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 def record(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[Frame]:
     """Decode a problem; one frame per forward pass."""
-    batch = collate([problem])
     frames = Frames(tokenizer, hidden=(EOS_ID, PAD_ID))
     fast_generate(
         model,
-        batch.prompt,
+        torch.tensor([prompt_ids(problem)]),
         decoder=spec.decoder,
-        max_new_tokens=batch.length,
+        max_new_tokens=problem.response_length,
+        block_length=problem.block_length,
         observers=[EventObserver(MASK_ID, (EOS_ID,), frames.handle)],
         **spec.settings,
     )
@@ -89,7 +92,7 @@ def panel(name: str, frames: list[Frame], tick: int, problem: Problem, width: in
     title = f"{name}: {frame.step} forward passes"
     footer, style = f"anchors {frame.anchors}, revoked {frame.revoked}", "white"
     if tick >= len(frames) - 1:
-        right = grade(problem, " ".join(frame.words))
+        right = problem.is_right(" ".join(frame.words))
         footer, style = (
             ("answer right" if right else f"answer wrong, it is {problem.answer}"),
             ("green" if right else "red"),
@@ -106,7 +109,7 @@ def print_revocations(console: Console, problem: Problem, recordings: dict[str, 
             if frame.revoked > before.revoked:
                 print(f"{name}, forward pass {frame.step}: {plain(frame)}")
         last = frames[-1]
-        graded = "right" if grade(problem, " ".join(last.words)) else f"wrong, it is {problem.answer}"
+        graded = "right" if problem.is_right(" ".join(last.words)) else f"wrong, it is {problem.answer}"
         print(f"{name}, {last.step} forward passes, answer {graded}: {plain(last)}")
     print(flush=True)
 

@@ -21,8 +21,9 @@ from asrd.lab.diagnose.attention import attention_redistribution
 from asrd.lab.diagnose.displacement import Displacement, DisplacementWatcher
 from asrd.lab.diagnose.persistence import wrong_persistence
 from asrd.lab.diagnose.report import Report
-from asrd.lab.diagnose.samples import Sample, is_packaged_tokenizer, packaged_samples, read_samples
+from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples
 from asrd.lab.diagnose.visible import visible_behaviour
+from asrd.lab.tasks import TASKS, find_task
 from asrd.models import packaged
 from asrd.models.source import PACKAGED_NAMES
 
@@ -46,6 +47,11 @@ def run_errors(arguments: argparse.Namespace) -> None:
         found = errors.annotated_errors(read_annotations(arguments.annotations))
         _finish(arguments, reports.errors_report(found, _about(arguments, settings), arguments.annotations.name))
         return
+    if arguments.eval is not None:
+        from asrd.eval.annotation import annotation_samples
+
+        _write_tasks(arguments, settings, annotation_samples(arguments.eval, arguments.kind, arguments.n))
+        return
     decoders, windows = _decoders(arguments), windows_of(arguments)
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
@@ -53,9 +59,7 @@ def run_errors(arguments: argparse.Namespace) -> None:
         texts = errors.tasks_of(
             model, samples, tokenizer, decoders, windows, settings, arguments.batch_size, quiet=False
         )
-        content = tasks(arguments.kind, _about(arguments, settings), texts)
-        write_text(arguments.tasks, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        print(f"{len(texts)} texts for an annotator are in {arguments.tasks}; then: --annotations {arguments.tasks}")
+        _write_tasks(arguments, settings, texts)
         return
     problems = [sample.problem for sample in samples if sample.problem is not None]
     if len(problems) != len(samples):
@@ -65,6 +69,12 @@ def run_errors(arguments: argparse.Namespace) -> None:
         )
     found = errors.packaged_errors(model, problems, decoders, windows, settings, arguments.batch_size, quiet=False)
     _finish(arguments, reports.errors_report(found, _about(arguments, settings), _title(arguments, samples)))
+
+
+def _write_tasks(arguments: argparse.Namespace, settings: dict[str, Any], texts: list[dict[str, Any]]) -> None:
+    content = tasks(arguments.kind, _about(arguments, settings), texts)
+    write_text(arguments.tasks, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(texts)} texts for an annotator are in {arguments.tasks}; then: --annotations {arguments.tasks}")
 
 
 def run_runtime(arguments: argparse.Namespace) -> None:
@@ -89,6 +99,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
     """Displacement bounds and persistence of wrong predictions, model by model."""
     settings = _begin(arguments)
     windows = windows_of(arguments)
+    arguments.level = TASKS[0].level(arguments.level)
     samples = packaged_samples(arguments.n, arguments.level)
     problems = [sample.problem for sample in samples if sample.problem is not None]
     moved: dict[str, tuple[Displacement, Displacement]] = {}
@@ -98,7 +109,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
     for name in names:
         arguments.model = name
         model, tokenizer = load_model(arguments)
-        if not is_packaged_tokenizer(tokenizer):
+        if find_task(tokenizer) is not TASKS[0]:
             raise ValueError(
                 f"--models {name}: expected a model of the packaged task, for which wrong tokens are known"
             )
@@ -133,10 +144,10 @@ def _begin(arguments: argparse.Namespace) -> dict[str, Any]:
 def _samples(arguments: argparse.Namespace, tokenizer: Any, need_answers: bool = False) -> list[Sample]:
     if arguments.prompts is not None:
         return read_samples(arguments.prompts, tokenizer, need_answers, arguments.n)
-    require_packaged_task(
+    task = require_packaged_task(
         arguments, tokenizer, 'give --prompts FILE, a JSON list or JSON lines with "prompt" and "answer"'
     )
-    return packaged_samples(arguments.n, arguments.level)
+    return packaged_samples(arguments.n, arguments.level, task)
 
 
 def _decoders(arguments: argparse.Namespace) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from asrd.cli.settings import add_model, at_least, check_decoders, listed, parse_setting
 from asrd.files import check_file, check_folder
-from asrd.lab.tiny.task import LEVELS
+from asrd.lab.tasks import LEVELS
 from asrd.settings import check
 
 ERROR_DECODERS = "standard,wino,asrd"
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 def _new(what: Any, name: str, n: int, batch: int | None, short: str, long: str) -> Any:
     command = what.add_parser(name, help=short, description=long)
     command.add_argument("--n", type=int, default=n, help=f"prompts or problems (default: {n})")
-    command.add_argument("--level", default="hard", choices=LEVELS, help="difficulty (default: hard)")
+    command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
     if batch is not None:
         command.add_argument("--batch-size", type=int, default=batch, help=f"(default: {batch})")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of AsrdConfig")
@@ -67,6 +67,9 @@ def _add_errors(what: Any) -> None:
     command.add_argument("--windows", default="1,2,3,4", help="k of the decoders with anchors (default: %(default)s)")
     command.add_argument("--annotations", type=Path, help="read an annotated file instead of decoding")
     command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file")
+    command.add_argument(
+        "--eval", type=Path, metavar="FOLDER", help="with --tasks: the texts of an asrd eval, --n each"
+    )
     command.add_argument("--kind", choices=KINDS, default="math", help="kind of annotator's prompt")
     _add_prompts(command)
     add_model(command)
@@ -124,6 +127,8 @@ def _check(arguments: argparse.Namespace) -> None:
         windows_of(arguments)
     if getattr(arguments, "annotations", None) is not None and arguments.tasks is not None:
         raise ValueError("--annotations and --tasks: one reads what the other writes; give one of the two")
+    if getattr(arguments, "eval", None) is not None and arguments.tasks is None:
+        raise ValueError("--eval takes texts for an annotator from an evaluation: give --tasks FILE, too")
     for name in ("prompts", "annotations"):
         path = getattr(arguments, name, None)
         if path is not None and not path.is_file():

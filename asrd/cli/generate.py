@@ -22,6 +22,7 @@ from asrd.models.source import PACKAGED_NAMES
 from asrd.output import AsrdOutput
 from asrd_kernels import DecodeState
 
+LOOKED_UP = 1000  # words at most
 COUNTERS = ("steps", "drafted", "revoked", "anchors")
 
 
@@ -29,11 +30,14 @@ def run(arguments: argparse.Namespace) -> None:
     """Decode and print."""
     settings = settings_of(arguments)
     load_plugins(arguments.plugin)
-    requests, many = requests_of(arguments)
+    requests, many = requests_of(arguments) if arguments.problem is None else ([], False)
     model, tokenizer = load_model(arguments)
     require_tokenizer(arguments, tokenizer)
     if arguments.problem is not None:
-        require_packaged_task(arguments, tokenizer, "give a prompt of its own instead of --problem")
+        task = require_packaged_task(arguments, tokenizer, "give a prompt of its own instead of --problem")
+        problem = problem_number(task, arguments.problem, arguments.level)
+        requests = [{"prompt": problem.question}]
+        settings = {"max_new_tokens": problem.response_length, "block_length": problem.block_length} | settings
     warn_of_unknown_words(arguments.model, tokenizer, [request["prompt"] for request in requests])
     if many or arguments.out is not None:
         generate_all(arguments, model, tokenizer, requests, settings)
@@ -42,9 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def requests_of(arguments: argparse.Namespace) -> tuple[list[Request], bool]:
-    """What argument, file, problem or standard input say, and whether they are many."""
-    if arguments.problem is not None:
-        return [{"prompt": problem_number(arguments.problem, "hard").question}], False
+    """What argument, file or standard input say, and whether they are many."""
     is_json = arguments.file is not None and arguments.file.suffix == ".jsonl"
     many = arguments.lines or is_json
     where = str(arguments.file or "standard input")
@@ -73,7 +75,7 @@ def warn_of_unknown_words(name: str, tokenizer: Any, prompts: list[Any]) -> None
     unknown_id = getattr(tokenizer, "unk_token_id", None)
     if unknown_id is None:
         return
-    words = [word for prompt in prompts if isinstance(prompt, str) for word in prompt.split()]
+    words = [word for prompt in prompts if isinstance(prompt, str) for word in prompt.split()][:LOOKED_UP]
     unknown = [word for word in words if unknown_id in tokenizer(word, add_special_tokens=False)["input_ids"]]
     if unknown:
         some = ", ".join(dict.fromkeys(unknown[:5])) + (", ..." if len(unknown) > 5 else "")

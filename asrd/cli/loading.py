@@ -15,8 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from asrd.decoders import DECODERS
-from asrd.lab.tiny.language import ID
-from asrd.lab.tiny.task import Problem, problems
+from asrd.lab.tasks import Problem, Task, find_task
 from asrd.models import load
 from asrd.models.source import PACKAGED_NAMES
 
@@ -65,15 +64,18 @@ def require_tokenizer(arguments: argparse.Namespace, tokenizer: Any) -> None:
         raise ValueError(f"{arguments.model} has no tokenizer, so text cannot be turned into ids; use it from Python")
 
 
-def require_packaged_task(arguments: argparse.Namespace, tokenizer: Any, instead: str) -> None:
-    """Raise ValueError if the packaged problems are not in the words of this tokenizer."""
-    if tokenizer is None or tokenizer.get_vocab() != dict(ID):
+def require_packaged_task(arguments: argparse.Namespace, tokenizer: Any, instead: str) -> Task:
+    """The packaged task in the words of this tokenizer, else ValueError. Sets the level if none is given."""
+    task = find_task(tokenizer)
+    if task is None:
         raise ValueError(f"--model {arguments.model}: the packaged problems do not fit its tokenizer; {instead}")
+    arguments.level = task.level(getattr(arguments, "level", None))
+    return task
 
 
-def problem_number(number: int, level: str) -> Problem:
-    """One of the held-out problems."""
-    return next(itertools.islice(problems("test", level), number, None))
+def problem_number(task: Task, number: int, level: str) -> Problem:
+    """One of the problems of a demo."""
+    return next(itertools.islice(task.shown(level, 0), number, None))
 
 
 def limit_threads() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from asrd.settings import ALIASES, FIELDS, check, did_you_mean
 
-DECODER_NAMES = ("asrd", "standard", "threshold", "factor", "wino", "saber", "loo", "random-revocation")
+DECODER_NAMES = ("asrd", "standard", "threshold", "factor", "wino", "saber", "loo", "native", "random-revocation")
 _COMMON = {
     "max_new_tokens": int,
     "block_length": int,
@@ -92,7 +92,9 @@ def parse_setting(item: str) -> tuple[str, Any]:
     """KEY=VALUE with VALUE as JSON where it is JSON (numbers, true, null, lists), else as text."""
     key, equals, text = item.partition("=")
     key = ALIASES.get(key.strip().replace("-", "_"), key.strip().replace("-", "_"))
-    if not equals or key not in FIELDS:
+    if not equals:
+        raise ValueError(f"--set {item}: expected KEY=VALUE, such as threshold=0.5")
+    if key not in FIELDS:
         raise ValueError(f"--set {item}: expected KEY=VALUE with a setting as KEY{did_you_mean(key)}")
     return key, parse_value(text)
 
@@ -101,7 +103,9 @@ def parse_sweep(item: str) -> tuple[str, list[Any]]:
     """KEY=A,B,C."""
     key, equals, text = item.partition("=")
     key = ALIASES.get(key.strip().replace("-", "_"), key.strip().replace("-", "_"))
-    if not equals or key not in FIELDS or not text:
+    if not equals or not text:
+        raise ValueError(f"--sweep {item}: expected KEY=A,B,C, such as threshold=0.5,0.7,0.9")
+    if key not in FIELDS:
         raise ValueError(f"--sweep {item}: expected KEY=A,B,C with a setting as KEY{did_you_mean(key)}")
     if key in ("decoder", "return_dict_in_generate"):
         raise ValueError(f"--sweep {item}: set by the comparison itself (--decoders)")

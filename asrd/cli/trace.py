@@ -22,7 +22,7 @@ from asrd.decoders import DECODERS, find_decoder
 from asrd.files import write_text
 from asrd.generate import fast_generate
 from asrd.lab.progress import Progress
-from asrd.lab.tiny.task import Problem, grade
+from asrd.lab.tasks import Problem
 from asrd.many import encode
 from asrd.output import AsrdOutput
 from asrd.trace import Trace, read
@@ -58,10 +58,11 @@ def decode(arguments: argparse.Namespace) -> tuple[list[Trace], list[str | None]
     require_tokenizer(arguments, tokenizer)
     problem = None
     if arguments.prompt is None:
-        require_packaged_task(arguments, tokenizer, "give a prompt")
+        task = require_packaged_task(arguments, tokenizer, "give a prompt")
         number = WITH_REVOCATIONS if arguments.problem is None else arguments.problem
-        problem = problem_number(number, arguments.level)
+        problem = problem_number(task, number, arguments.level)
         settings.setdefault("max_new_tokens", problem.response_length)
+        settings.setdefault("block_length", problem.block_length)
     else:
         warn_of_unknown_words(arguments.model, tokenizer, [arguments.prompt])
     batch = encode(tokenizer, [problem.question if problem else arguments.prompt], chat=not arguments.raw)
@@ -103,4 +104,4 @@ def _trace(model: Any, tokenizer: Any, batch: Any, decoder: str, settings: dict[
 
 def grade_text(problem: Problem, tokens: list[int]) -> str:
     """Whether the answer is right, with the right answer."""
-    return f"right: {problem.answer}" if grade(problem, tokens) else f"wrong: it is {problem.answer}"
+    return f"right: {problem.answer}" if problem.is_right(tokens) else f"wrong: it is {problem.answer}"

@@ -43,6 +43,10 @@ class BlockAsrdDecoder(AsrdDecoder):
         super().__init__(request, table)
         self.quotas = Quotas.of(request)
 
+    def max_steps(self, length: int) -> int:
+        """The budget, and in each block a check in which nothing is revoked."""
+        return length + length // self.rules.block_length + 2
+
     @property
     def probed(self) -> Tensor:
         """[B, G] bool: the tokens that the coming pass checks."""
@@ -87,6 +91,10 @@ class JointAsrdDecoder(BlockAsrdDecoder):
     def probed(self) -> Tensor:
         """Not those of the pool."""
         return self.joint.checked
+
+    def held(self) -> list[Tensor]:
+        """Also the pool and what is checked."""
+        return [*super().held(), self.joint.pool, self.joint.checked, self.joint.post]
 
     def max_steps(self, length: int) -> int:
         """A block has as many steps as masks, and those without."""

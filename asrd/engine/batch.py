@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asrd.engine.caches import BlockBody
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
@@ -46,6 +47,7 @@ class Rows:
     step: Tensor  # [n] int64, forward passes
     counts: Tensor  # [4, n] int64: commits, revocations, promotions, edits
     computed: Tensor  # [n] int64, positions computed in the forward passes
+    forwards: Tensor  # [n] int64, how many these were: the steps, but on block-diffusion models
     scores: TokenScores | None = None  # [n, G] each, where they were asked for
 
 
@@ -74,6 +76,8 @@ class Batch:
     ) -> None:
         inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
         self.run = replace(run, mark=mark_all(inspectors)) if inspectors else run
+        if observers and isinstance(run.cache, BlockBody):
+            run.cache.one_step_a_pass()
         self.decoder, self.tags, self.strict = decoder, list(tags), strict
         self.observers, self.inspectors = tuple(observers), inspectors
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
@@ -179,10 +183,11 @@ class Batch:
     def read(self, slots: Sequence[int]) -> Rows:
         """What the rows in these slots have become, as copies."""
         state, chosen = self.decoder.state, self._index(slots)
-        computed, scores = self.run.computed(self.decoder), None
+        computed, forwards, scores = self.run.computed(self.decoder), self.run.forwards(self.decoder), None
         if self.decoder.scores is not None:
             scores = TokenScores(*(values[chosen] for values in self.decoder.scores.kept))
-        return Rows(state.tokens[chosen], state.step[chosen], state.counts[:, chosen], computed[chosen], scores)
+        numbers = (state.step[chosen], state.counts[:, chosen], computed[chosen], forwards[chosen])
+        return Rows(state.tokens[chosen], *numbers, scores)
 
     def put(self, source: Batch, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Move rows of another batch, with the same canvas and settings, to these slots, in place. Rows of a batch
@@ -273,6 +278,7 @@ def decode(batch: Batch, compact: bool = True) -> Rows:
         torch.cat([part.step for part in parts])[order],
         torch.cat([part.counts for part in parts], dim=1)[:, order],
         torch.cat([part.computed for part in parts])[order],
+        torch.cat([part.forwards for part in parts])[order],
         scores,
     )
 

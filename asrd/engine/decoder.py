@@ -128,6 +128,12 @@ class Decoder(ABC):
         are probed; if all of them stand, the next block opens with nothing else changed. None: there are none."""
         return None
 
+    def held(self) -> list[Tensor]:
+        """On a block-diffusion model: what of a row must be restored where a step is made by other rows only, besides
+        what a done row keeps anyway. Flags [B, G] say what is open."""
+        state = self.state
+        return [state.pending, state.guided, state.tokens, state.entropy, state.active, state.done]
+
     def attention_layout(self) -> AttentionLayout | None:
         """Attention layout of the coming forward pass; None: full attention over the canvas."""
         return None

@@ -19,7 +19,7 @@ from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch
+from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, write_report
 
 Observer = Callable[[DecodeState], None]
 Selector = Callable[[Decoder], Selection]
@@ -78,6 +78,10 @@ class Run:
         if self.cache is not None and source.cache is not None:
             self.cache.put(source.cache, (rows, slots), (there, here), counts[1] * copies)  # type: ignore[arg-type]
 
+    def forwards(self, decoder: Decoder) -> Tensor:
+        """[B] int64: forward passes so far; with classifier-free guidance those of one half."""
+        return self.cache.forwards if isinstance(self.cache, BlockBody) else decoder.state.step
+
     def computed(self, decoder: Decoder) -> Tensor:
         """[B] int64: positions computed in the forward passes so far; padding is not counted, and with classifier-free
         guidance one of the two halves."""
@@ -103,13 +107,17 @@ def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> 
     if isinstance(run.cache, BlockBody):
         run.mark("embed")  # part of the forward, which embeds no more than it needs
         hidden = run.cache(decoder)
+        run.mark("forward")
+        finish(run, hidden, decoder, buffers)
+        if (ahead := run.cache.ahead(decoder)) is not None:
+            finish_ahead(run, hidden, decoder, buffers, ahead)
     else:
         embeds = decoder.embed()  # 1. guidance and probe
         run.mark("embed")
         layout = decoder.attention_layout()
         hidden = forward(run, embeds, decoder.state, layout, decoder.probes)  # 2. one forward pass ...
-    run.mark("forward")
-    finish(run, hidden, decoder, buffers)
+        run.mark("forward")
+        finish(run, hidden, decoder, buffers)
 
 
 def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
@@ -121,6 +129,23 @@ def finish(run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats
     if decoder.scores is not None:
         decoder.scores.settle(buffers[1], decoder.state, decoder.rules.mask_id)
     run.mark("commit")
+
+
+def finish_ahead(
+    run: Run, hidden: Tensor, decoder: Decoder, buffers: tuple[VocabStats, VocabStats], rows: Tensor
+) -> None:
+    """A further step of these rows [B] bool, whose forward pass has been done together with the last one; the others
+    stay as they are."""
+    state = decoder.state
+    held = [(values, values.clone()) for values in decoder.held()]
+    for values, _ in held:  # what is done, and has nothing open, does not change but for what is held
+        if values.dtype is torch.bool and values.dim() == 2:
+            values.logical_and_(rows[:, None])
+    state.done.logical_or_(~rows)
+    finish(run, hidden, decoder, buffers)
+    for values, before in held:
+        values.copy_(torch.where(rows if values.dim() == 1 else rows[:, None], values, before))
+    write_report(state, buffers[1])
 
 
 def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:

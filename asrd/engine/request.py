@@ -108,6 +108,8 @@ def prepare(
     forbidden = sorted({ids.mask, *eos_out, *(int(t) for t in config.suppress_tokens or ())})
     for token in forbidden:
         check_id("suppress_tokens", token, adapter.vocab_size)
+    for token in ids.eot if config.confidence_eos_eot_inf else ():
+        check_id("eot_token_id", token, adapter.vocab_size)
     forbidden = [token for token in forbidden if token < adapter.capabilities.width]
     if len(forbidden) >= adapter.capabilities.width:
         raise ValueError(f"suppress_tokens leaves none of the {adapter.capabilities.width} ids to predict")
@@ -265,9 +267,10 @@ def _check_context(adapter: ModelAdapter, mask: Tensor | None, width: int, lengt
     longest = width if mask is None or not adapter.takes_positions else int(mask.sum(1).max())
     limit = adapter.context_length
     if limit is not None and longest + length > limit:
+        shorter = f" or give max_new_tokens of at most {limit - longest}" if longest < limit else ""
         raise ValueError(
             f"prompt of {longest} tokens plus max_new_tokens={length} is {longest + length}, over the model's context"
-            f" of {limit}: shorten the prompt or give max_new_tokens of at most {max(limit - longest, 0)}"
+            f" of {limit}: shorten the prompt{shorter}"
         )
 
 

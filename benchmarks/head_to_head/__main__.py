@@ -9,7 +9,7 @@ In one run on one machine:
 Contenders run in turn, round after round; speeds are medians, ratios are taken within a round. Measurements are kept in
 DIR, and the same command resumes where it stopped; use a new DIR to measure again. Tables, plots and conclusions are
 made from them at the end. Accuracy may be measured first, on a busy machine (--only accuracy); everything else needs an
-idle one. --quick tests the benchmark; its results mean nothing.
+idle one. --short measures few settings. --quick tests the benchmark; its results mean nothing.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def main(words: list[str] | None = None) -> None:
     torch.set_num_threads(arguments.threads)
     store = Store(arguments.out / "measured.json")
     quick, stages = arguments.quick, arguments.only or STAGES
-    plan, n = (on_tiny.QUICK, 4) if quick else (on_tiny.FULL, arguments.n)
+    plan, n = (on_tiny.QUICK, 4) if quick else (on_tiny.SHORT if arguments.short else on_tiny.FULL, arguments.n)
     folder = arguments.out / "accuracy"
     workers = 1 if quick else arguments.workers
     work = partial(on_tiny.accuracy, plan, n, folder, workers)
     entries = store.get("accuracy", [plan, n, on_tiny.weights()], work)
-    chosen = on_tiny.worth_timing(entries)
+    chosen = entries if arguments.short else on_tiny.worth_timing(entries)
     rows: list[dict[str, Any]] = []
     reruns: list[str] = []
     if "tiny" in stages:
@@ -103,6 +103,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     options.add_argument("--n", type=int, default=112, help="problems for the accuracy (default: %(default)s)")
     options.add_argument("--threads", type=int, default=os.cpu_count(), help="of every timed run (default: all cores)")
     options.add_argument("--workers", type=int, default=os.cpu_count(), help="processes for the accuracy, not timed")
+    options.add_argument("--short", action="store_true", help="few settings, with the dual cache; all are timed")
     options.add_argument("--quick", action="store_true", help="test run: small models, few steps, meaningless results")
     arguments = options.parse_args(words)
     for name in ("n", "threads", "workers"):

@@ -54,13 +54,26 @@ FULL: Plan = [
         for cache in ("prefix", "dual")
         for refresh in (4, 2)
     ),
+    *(("factor", {"factor": factor, "kv_cache": "dual"}) for factor in (0.5, 1.0, 1.5, 2.0, 3.0)),
+    *(("loo", {"factor": factor, "kv_cache": cache}) for cache in (None, "dual") for factor in (1.5, 2.0, 3.0)),
     *(("wino", {"threshold": bound}) for bound in (0.6, 0.8)),
+    ("wino", {"threshold": 0.6, "kv_cache": "dual"}),
     ("saber", {"saber_n": 2}),
+]
+SHORT: Plan = [  # the decoders as one would use them
+    ("standard", {}),
+    ("standard", {"kv_cache": "dual"}),
+    ("threshold", {"threshold": 0.9, "kv_cache": "dual"}),
+    ("asrd", TUNED | {"kv_cache": "dual"}),
+    ("wino", {"threshold": 0.6, "kv_cache": "dual"}),
+    *(("factor", {"factor": factor, "kv_cache": "dual"}) for factor in (1.0, 2.0, 3.0)),
+    *(("loo", {"factor": factor, "kv_cache": "dual"}) for factor in (2.0, 3.0)),
 ]
 QUICK: Plan = [
     ("standard", {"steps": 6}),
     ("threshold", {"threshold": 0.5}),
     ("factor", {"factor": 2.0, "kv_cache": "prefix"}),
+    ("loo", {"factor": 3.0, "kv_cache": "dual"}),
     ("wino", {"threshold": 0.5}),
     ("saber", {"saber_n": 16}),
     ("asrd", {"threshold": 0.5}),

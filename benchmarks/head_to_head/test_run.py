@@ -24,6 +24,7 @@ def test_quick_run_shows_everything_and_measures_nothing_twice(
         "standard",
         "threshold",
         "factor",
+        "loo",
         "wino",
         "saber",
         "asrd",

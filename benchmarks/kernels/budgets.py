@@ -211,7 +211,7 @@ def main() -> None:
     chosen = sorted(variants(), key=lambda variant: not variant.usual)
     chosen = [variant for variant in chosen if variant.usual or not arguments.usual]
     old = read_budgets()["kernels"] if BUDGETS.exists() else {}
-    new: dict[str, dict[str, dict[str, int]]] = {}
+    new: dict[str, dict[str, dict[str, int]]] = dict(old) if arguments.usual else {}
     if arguments.missing:
         new = {name: targets for name, targets in old.items() if set(targets) >= set(arguments.targets)}
         chosen = [

@@ -230,3 +230,32 @@ def test_what_cannot_be_run_is_said_in_one_line(
     data = ["--data", str(write_items(tmp_path / "items"))] if "humaneval" in options else []
     assert main(["eval", *options, *data]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_texts_of_an_evaluation_go_to_an_annotator_and_come_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "out", tmp_path / "tasks.json"
+    command = ["eval", "--tasks", "packaged", "--level", "medium", "--limit", "2", "--decoders", "asrd,threshold"]
+    assert main([*command, "--out", str(out)]) == 0
+    assert main(["diagnose", "errors", "--eval", str(out), "--tasks", str(file)]) == 0
+    content = json.loads(file.read_text())
+    assert {(s["id"], s["method"], s.get("window")) for s in content["samples"]} == {
+        (f"packaged/{n}", method, window) for n in (0, 1) for method, window in (("asrd", 2), ("threshold", None))
+    }
+    for sample in content["samples"]:
+        assert [sample["text"][a:b] for a, b in sample["token_spans"]] == sample["tokens"]
+        assert "how many" in sample["prompt"]
+        sample["error_mask"] = [0] * len(sample["tokens"])
+        if sample["method"] == "asrd" and sample["anchors"]:
+            first = sample["anchors"][0]
+            sample["error_mask"][first] = 1
+            sample["error_spans"] = [{"start": first, "end": first + 1, "type": "own", "rationale": "planted"}]
+    wrong = sum(1 in s["error_mask"] for s in content["samples"])
+    assert wrong > 0
+    file.write_text(json.dumps(content))
+    capsys.readouterr()
+    assert main(["diagnose", "errors", "--annotations", str(file), "--out", str(tmp_path / "errors")]) == 0
+    assert "asrd" in capsys.readouterr().out
+    assert main(["diagnose", "errors", "--eval", str(out), "--tasks", str(file), "--kind", "code"]) == 2
+    assert "no finished task of the kind 'code'" in capsys.readouterr().err

@@ -49,6 +49,24 @@ def test_ids_outside_the_vocabulary() -> None:
     refused(r"leaves none of the 12 ids", suppress_tokens=list(range(12)))
 
 
+def test_what_is_not_what_its_name_says() -> None:
+    refused(r"streamer=1: expected an object with put and end", streamer=1)
+    refused(r"tokenizer='x': expected a tokenizer", tokenizer="x")
+    for observers in (None, 5, [5]):
+        refused(r"observers=.*: expected a list of callables", observers=observers)
+    refused(r"max_length='60': expected an integer", max_length="60")
+    refused(r"logits_processor=5: expected a list", logits_processor=5)
+    refused(r"past_key_values=<object", past_key_values=object())
+    refused(r"position_ids='x': expected a tensor", position_ids="x")
+    refused(r"eot_token_id=99999 is outside", eot_token_id=99999, confidence_eos_eot_inf=True)
+
+
+def test_a_prompt_that_is_too_long_alone_is_said_to_be() -> None:
+    short = model()
+    short.config.max_position_embeddings = 4
+    refused(r"over the model's context of 4: shorten the prompt$", with_model=short)
+
+
 def test_a_missing_or_wrong_mask_id() -> None:
     bare = model()
     bare.config.mask_token_id = None

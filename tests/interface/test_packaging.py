@@ -30,7 +30,7 @@ import sys
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 absent = ("triton", "flash_attn", "matplotlib", "rich", "pandas")
-PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] in absent else find(name, *rest)
+PathFinder.find_spec = staticmethod(lambda name, *rest: None if name.split(".")[0] in absent else find(name, *rest))
 sys.path.insert(0, sys.argv[1])
 import torch, asrd
 try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asrd.lab.compare import RunSpec
-from asrd.lab.compare.frontier import Setting, aup, difference, read_problems, save_problems, sign_test
+from asrd.lab.compare.frontier import Setting, aup, difference, page, read_problems, save_problems, sign_test
 from asrd.lab.compare.presets import PRESETS
 from asrd.lab.tiny.task import held_out
 
@@ -88,3 +88,16 @@ def test_the_preset_covers_every_decoder_and_caches_all_that_can() -> None:
 
 def test_problems_from_any_number_on_are_the_same_problems() -> None:
     assert [p.seed for p in held_out(3, first=2)] == [p.seed for p in held_out(5)][2:]
+
+
+def test_settings_run_on_different_problems_are_compared_on_those_of_both(tmp_path: Path) -> None:
+    runs = [RunSpec("loo", {"factor": 2.0}, ("factor",)), RunSpec("factor", {"factor": 2.0}, ("factor",))]
+    save_problems(runs, [records(True, 10), records(False, 10)[2:5]], tmp_path / "frontier-a.csv")
+    ours, peer = read_problems(tmp_path / "frontier-a.csv")
+    assert (len(ours.right), peer.problems, peer.right) == (6, [2, 3, 4], [0, 1, 0])
+    found = difference(ours, [peer])
+    assert (found.wins, found.losses) == (2, 0)
+    assert found.mean == pytest.approx(200 / 3)
+    text = page({"a": [ours, peer], "b": [ours, peer]}, "command")
+    assert "| loo factor=2.0 | 10.0 | factor factor=2.0 | 10.0 | 6 | +66.7 ± 21.1 | 4 : 0 | 0.12 |" in text
+    assert "3 to 6 held-out problems" in text

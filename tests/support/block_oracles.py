@@ -240,7 +240,7 @@ def asrd_quota(model: Any, prompt: list[int], rule: Rule) -> Outcome:
             still_open = sorted({*row.masks(block), *pending})
             if row.ended(still_open[0] if still_open else block.stop):
                 return row.outcome()
-    assert row.steps <= budget
+    assert row.steps <= budget + len(row.blocks())
     return row.outcome()
 
 

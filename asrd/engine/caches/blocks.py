@@ -25,11 +25,13 @@ CHUNK = 512  # positions of one forward, at most, before the open block's
 
 
 class Part(NamedTuple):
-    """One forward: the blocks first, first + 1, ... of these rows, `width` of them."""
+    """One forward: the blocks first, first + 1, ... of these rows, `width` of them; with `probe`, two of them and the
+    first once more, as the decoder edits it."""
 
     rows: list[int]
     first: list[int]
     width: int
+    probe: bool = False
 
 
 class BlockBody:
@@ -47,7 +49,12 @@ class BlockBody:
         """[B, room] the token that each position's K/V come from, -1 where they come from another embedding."""
         self.computed = torch.zeros_like(self.stored)
         """[B] positions computed so far."""
-        self.forwards = 0
+        self.forwards = torch.zeros_like(self.stored)
+        """[B] forward passes so far."""
+        self.boundary = request.config.boundary if adapter.takes_block_mask else "apart"
+        if request.config.logprobs:
+            self.one_step_a_pass()
+        self.fused: tuple[Tensor, Tensor, Tensor] | None = None  # rows of the last forward, block and anchors before it
         self.hidden = torch.empty(0)
 
     @property
@@ -65,17 +72,46 @@ class BlockBody:
         once: which blocks are due?"""
         opened = self.opened(decoder)
         self._settle(decoder, opened)
-        live, stored, ends = torch.stack([~decoder.state.done, self.stored, opened + 1]).tolist()
-        due = [(row, first, end) for row, (on, first, end) in enumerate(zip(live, stored, ends, strict=True)) if on]
+        fused = self._fusible(decoder, opened)
+        live, stored, ends, both = torch.stack([~decoder.state.done, self.stored, opened + 1, fused]).tolist()
+        due = [(row, stored[row], ends[row]) for row, on in enumerate(live) if on and not both[row]]
         for part in self._parts(due):
             self._forward(decoder, part)
+        rows = [row for row, on in enumerate(both) if on]
+        if rows:
+            self._forward(decoder, Part(rows, [stored[row] for row in rows], 2, probe=True))
+        self.fused = (fused, decoder.state.active.clone(), decoder.state.anchors.clone()) if rows else None
         self.stored.copy_(torch.where(decoder.state.done, self.stored, opened))
         return self.hidden
+
+    def one_step_a_pass(self) -> None:
+        """For observers, who are shown every step by itself. Tokens and steps do not change by it."""
+        self.boundary = "merged" if self.boundary == "fused" else self.boundary
+
+    def ahead(self, decoder: Decoder) -> Tensor | None:
+        """[B] bool, after a commit: the rows whose next block has been computed already, together with the check that
+        their block has passed; None: there are none."""
+        if self.fused is None:
+            return None
+        fused, active, anchors = self.fused
+        state, self.fused = decoder.state, None
+        columns = self._positions(self.stored)
+        same = (self.kept.gather(1, columns) == self._tokens(decoder, columns)).all(1)
+        rows = fused & ~state.done & same & (state.active == active + 1) & (state.anchors == anchors)
+        return rows if bool(rows.any()) else None
+
+    def _fusible(self, decoder: Decoder, opened: Tensor) -> Tensor:
+        """[B] bool: the rows whose open block is only checked, and has another behind it."""
+        checks = decoder.checks() if self.boundary == "fused" else None
+        if checks is None:
+            return torch.zeros_like(decoder.state.done)
+        last = (self.starts + decoder.state.lengths) // self.block - 1
+        return checks & (opened < last) & (self.stored == opened)
 
     def put(self, source: BlockBody, rows: tuple[Tensor, Tensor], lines: tuple[Tensor, Tensor], size: int) -> None:
         """Take over what is stored of rows of another one: the first of each pair names them there, the second here,
         of `size`."""
-        for name in ("stored", "kept", "computed"):
+        for name in ("stored", "kept", "computed", "forwards"):
             getattr(self, name)[rows[1]] = getattr(source, name)[rows[0]]
         self.cache.put(source.cache, *lines, size)
 
@@ -87,9 +123,15 @@ class BlockBody:
         self.stored.add_(behind & same)
 
     def _parts(self, due: list[tuple[int, int, int]]) -> Iterator[Part]:
-        """The forwards of rows (row, first block, one past the last): blocks that wait to be stored before the last of
-        them first, as many at a time as allowed, then the rest; rows that bring the same number share a forward."""
+        """The forwards of rows (row, first block, one past the last), the last block being the open one. Those that
+        wait to be stored go with it, or before it where that is asked for."""
         together = 1 if not self.adapter.takes_block_mask else max(CHUNK // self.block, 2)
+        if self.boundary == "apart":
+            yield from self._chunks([(row, first, end - 1) for row, first, end in due if end - first > 1], together)
+            due = [(row, end - 1, end) for row, _, end in due]
+        yield from self._chunks(due, together)
+
+    def _chunks(self, due: list[tuple[int, int, int]], together: int) -> Iterator[Part]:
         while due:
             widths = sorted({min(end - first, together) for _, first, end in due})
             for width in widths:
@@ -110,41 +152,47 @@ class BlockBody:
         first = torch.tensor(part.first, device=device)
         positions = first[:, None] * size + torch.arange(part.width * size, device=device)
         columns = self._columns(positions, rows)
-        embeds = self._embeds(decoder, rows, positions, columns)
-        same = len(set(part.first)) == 1
+        embeds = self._embeds(decoder, rows, positions, columns, edit=not part.probe)
         end = (max(part.first) + part.width) * size
+        key = torch.arange(end + size * part.probe, device=device)
+        mask = key < (positions // size + 1)[:, :, None] * size
+        if part.probe:  # once more the first block, behind the others, which it does not see and which do not see it
+            again, last = positions[:, :size], key >= (positions[:, -1:] + 1)
+            probed = (key < again[:, :1]) | (last & (key < positions[:, -1:] + 1 + size))
+            embeds = torch.cat([embeds, decoder.embed_at(rows, columns[:, :size])], dim=1)
+            mask = torch.cat([mask, probed[:, None].expand(-1, size, -1)], dim=1)
+            positions, columns = torch.cat([positions, again], dim=1), torch.cat([columns, columns[:, :size]], dim=1)
+            end += size
+        same = len(set(part.first)) == 1
         every = None if len(rows) == batch else rows
         self.cache.aim(batch, every, part.first[0] * size if same else first * size, end)
-        mask = None
-        if part.width > 1 or not same:
-            mask = torch.arange(end, device=device) < (positions // size + 1)[:, :, None] * size
-        fresh = self.adapter.body(embeds, self.adapter.block_inputs(self.cache, positions, mask))
-        self._keep(fresh, rows, columns)
-        self.computed[rows] += part.width * size
-        self.forwards += 1
+        visible = None if part.width == 1 and same else mask
+        fresh = self.adapter.body(embeds, self.adapter.block_inputs(self.cache, positions, visible))
+        self._keep(fresh, rows, columns, 2 if part.probe else 1)
+        self.computed[rows] += positions.shape[1]
+        self.forwards[rows] += 1
 
-    def _embeds(self, decoder: Decoder, rows: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
+    def _embeds(self, decoder: Decoder, rows: Tensor, positions: Tensor, columns: Tensor, edit: bool) -> Tensor:
         """Clean embeddings, but for the open block, which the decoder may edit; and note which tokens they are of."""
-        state, table = decoder.state, decoder.table
-        tokens = state.tokens[rows[:, None], columns]
+        tokens = decoder.state.tokens[rows[:, None], columns]
+        embeds = F.embedding(tokens, decoder.table)
+        if edit and decoder.edits_embeddings:
+            last = slice(positions.shape[1] - self.block, None)
+            is_open = positions[:, -1:] // self.block == self.opened(decoder)[rows][:, None]
+            edited = decoder.embed_at(rows, columns[:, last])
+            changed = (edited != embeds[:, last]).any(2) & is_open
+            embeds[:, last] = torch.where(is_open[..., None], edited, embeds[:, last])
+            tokens[:, last] = torch.where(changed, -1, tokens[:, last])
         self.kept[rows[:, None], positions] = tokens
-        last = columns[:, -self.block :]
-        is_open = (positions[:, -1] // self.block == self.opened(decoder)[rows])[:, None]
-        if not decoder.edits_embeddings:
-            return F.embedding(tokens, table)
-        edited = decoder.embed_at(rows, last)
-        embeds = F.embedding(tokens, table)
-        clean = embeds[:, -self.block :]
-        embeds[:, -self.block :] = torch.where(is_open[..., None], edited, clean)
-        changed = (embeds[:, -self.block :] != F.embedding(tokens[:, -self.block :], table)).any(2)
-        self.kept[rows[:, None], positions[:, -self.block :]] = torch.where(changed, -1, tokens[:, -self.block :])
         return embeds
 
-    def _keep(self, fresh: Tensor, rows: Tensor, columns: Tensor) -> None:
+    def _keep(self, fresh: Tensor, rows: Tensor, columns: Tensor, blocks: int) -> None:
+        """Hidden states of the last so many blocks."""
         if len(self.hidden) == 0:
             self.hidden = fresh.new_zeros(len(self.stored), self.canvas, fresh.shape[2])
-        last = columns[:, -self.block :].to(fresh.device)
-        self.hidden[rows[:, None].to(fresh.device), last] = fresh[:, -self.block :]
+        width = blocks * self.block
+        last = columns[:, -width:].to(fresh.device)
+        self.hidden[rows[:, None].to(fresh.device), last] = fresh[:, -width:]
 
     def _positions(self, block: Tensor) -> Tensor:
         """[R, BL] the positions of a block of each row."""

@@ -14,8 +14,8 @@ import csv
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ PENALTY, TOLERANCE = 3.0, 5.0  # of AUP: alpha, and how many points of accuracy 
 
 @dataclass(frozen=True)
 class Setting:
-    """One decoder with its settings over the problems of one model; lists by problem, in the same order for all."""
+    """One decoder with its settings over problems of one model; lists by problem.
+
+    problems: their numbers, in order; empty: the same for all settings.
+    """
 
     label: str
     right: list[int]
@@ -41,6 +44,13 @@ class Setting:
     tokens: list[int]
     rows: list[int]
     edited: list[int]
+    problems: list[int] = field(default_factory=list)
+
+    def only(self, problems: Collection[int]) -> Setting:
+        """On these problems alone."""
+        kept = [at for at, problem in enumerate(self.problems) if problem in problems]
+        lists = (self.right, self.passes, self.tokens, self.rows, self.edited, self.problems)
+        return Setting(self.label, *([values[at] for at in kept] for values in lists))
 
     @property
     def decoder(self) -> str:
@@ -98,13 +108,15 @@ class Difference:
 
 
 def save_problems(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], path: Path) -> None:
-    """A line per problem: its seed, and for every run the `COLUMNS` as "label|column"."""
+    """A line per problem: its seed, and for every run the `COLUMNS` as "label|column"; empty where it was not run."""
     names = [f"{run.label}|{column}" for run in runs for column in COLUMNS]
+    found = [{record["problem"]: record for record in some} for some in records]
     with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["problem", *names])
-        for line in zip(*records, strict=True):
-            writer.writerow([line[0]["problem"], *(int(r.get(name, 0)) for r in line for name in COLUMNS.values())])
+        for problem in dict.fromkeys(problem for some in found for problem in some):
+            line = [some.get(problem) for some in found]
+            writer.writerow([problem, *("" if r is None else int(r.get(c, 0)) for r in line for c in COLUMNS.values())])
 
 
 def read_problems(path: Path) -> list[Setting]:
@@ -112,7 +124,20 @@ def read_problems(path: Path) -> list[Setting]:
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     labels = dict.fromkeys(name.split("|")[0] for name in lines[0] if "|" in name)
-    return [Setting(label, *([int(line[f"{label}|{c}"]) for line in lines] for c in COLUMNS)) for label in labels]
+    found = []
+    for label in labels:
+        run = [line for line in lines if line[f"{label}|right"]]
+        names = [*(f"{label}|{column}" for column in COLUMNS), "problem"]
+        found.append(Setting(label, *([int(line[name]) for line in run] for name in names)))
+    return found
+
+
+def paired(*settings: Setting) -> list[Setting]:
+    """The settings on the problems that all of them were run on."""
+    if all(setting.problems == settings[0].problems for setting in settings):
+        return list(settings)
+    common = set(settings[0].problems).intersection(*(setting.problems for setting in settings))
+    return [setting.only(common) for setting in settings]
 
 
 def aup(settings: Sequence[Setting], best: float) -> float:
@@ -145,8 +170,9 @@ def difference(ours: Setting, peers: Sequence[Setting]) -> Difference:
     more = min((s for s in order if s.forwards >= ours.forwards), key=lambda s: s.forwards, default=order[-1])
     if not fewer.forwards <= ours.forwards <= more.forwards:
         fewer = more = order[0] if ours.forwards < order[0].forwards else order[-1]
+    ours, fewer, more = paired(ours, fewer, more)
     gap = more.forwards - fewer.forwards
-    share = (ours.forwards - fewer.forwards) / gap if gap else 0.0  # of problems decoded by `more`
+    share = min(1.0, max(0.0, (ours.forwards - fewer.forwards) / gap)) if gap else 0.0  # of problems decoded by `more`
     each = [o - (1 - share) * a - share * b for o, a, b in zip(ours.right, fewer.right, more.right, strict=True)]
     rng = random.Random(0)
     drawn = [b if rng.random() < share else a for a, b in zip(fewer.right, more.right, strict=True)]
@@ -163,7 +189,7 @@ def difference(ours: Setting, peers: Sequence[Setting]) -> Difference:
 
 def between(fewer: Setting, more: Setting) -> str:
     """The name of a peer between two of its settings."""
-    return fewer.label if fewer is more else f"{fewer.label} / {more.label.split(maxsplit=1)[-1]}"
+    return fewer.label if fewer.label == more.label else f"{fewer.label} / {more.label.split(maxsplit=1)[-1]}"
 
 
 def sign_test(wins: int, losses: int) -> float:
@@ -183,16 +209,20 @@ def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
     """frontier.md."""
-    n = len(next(iter(models.values()))[0].right)
+    numbers = sorted({len(setting.right) for settings in models.values() for setting in settings})
+    n = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     parts = [
         "# Accuracy against forward passes",
         f"    {command}",
         "![Accuracy against forward passes per problem, one curve per decoder](frontier.png)",
-        f"{n} held-out problems of the hard level per model, greedy, 96 tokens in blocks of 32; 95 % intervals."
-        " Dual cache for all decoders but Saber, which has none.",
+        f"{n} held-out problems of the hard level per model and setting (column n), greedy, 96 tokens in blocks of 32;"
+        " 95 % intervals. Dual cache for all decoders but Saber, which has none. Two settings are compared on the"
+        " problems that both were run on. The records are kept in docs/data; docs/decoders.md says what follows.",
     ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
+    if len(models) > 1:
+        parts += ["## All models together", "Ours against a decoder's own setting, pooled.", _pooled_table(models)]
     return "\n\n".join([*parts, "## AUP", _aup_table(models)]) + "\n"
 
 
@@ -205,11 +235,12 @@ def _settings_table(settings: Sequence[Setting]) -> str:
     for setting in (s for group in by_decoder(settings).values() for s in group):
         low, high = wilson(sum(setting.right), len(setting.right))
         rows.append([
-            setting.label, f"{setting.accuracy:.1%} ({100 * low:.1f} - {100 * high:.1f})", f"{setting.forwards:.1f}",
+            setting.label, f"{len(setting.right)}",
+            f"{setting.accuracy:.1%} ({100 * low:.1f} - {100 * high:.1f})", f"{setting.forwards:.1f}",
             f"{setting.tokens_per_forward:.2f}", f"{statistics.fmean(setting.rows):.0f}",
             f"{statistics.fmean(setting.edited):.2f}",
         ])  # fmt: skip
-    return _table(["setting", "accuracy", "forward passes", "tokens / pass", "positions computed", "edits"], rows)
+    return _table(["setting", "n", "accuracy", "forward passes", "tokens / pass", "positions computed", "edits"], rows)
 
 
 def _differences_table(settings: Sequence[Setting]) -> str:
@@ -221,6 +252,29 @@ def _differences_table(settings: Sequence[Setting]) -> str:
     ]  # fmt: skip
     return _table(
         ["ours", "passes", "peer", "its passes", "points (± s. e.)", "only ours right : only peer", "p"], rows
+    )
+
+
+def _pooled_table(models: Mapping[str, Sequence[Setting]]) -> str:
+    """Every setting of ours against every setting of a peer that takes as many passes or more, over all models."""
+    named = [{setting.label: setting for setting in settings} for settings in models.values()]
+    labels = [label for label in named[0] if all(label in some for some in named)]
+    rows = []
+    for ours in (label for label in labels if label.split()[0] == OURS):
+        for peer in (label for label in labels if label.split()[0] != OURS):
+            pairs = [paired(some[ours], some[peer]) for some in named]
+            passes = [statistics.fmean(p for pair in pairs for p in pair[which].passes) for which in (0, 1)]
+            if passes[1] < 0.97 * passes[0]:
+                continue
+            each = [100 * (a - b) for x, y in pairs for a, b in zip(x.right, y.right, strict=True)]
+            wins, losses = sum(d > 0 for d in each), sum(d < 0 for d in each)
+            error = statistics.stdev(each) / math.sqrt(len(each))
+            rows.append([
+                ours, f"{passes[0]:.1f}", peer, f"{passes[1]:.1f}", f"{len(each)}",
+                f"{statistics.fmean(each):+.1f} ± {error:.1f}", f"{wins} : {losses}", f"{sign_test(wins, losses):.2g}",
+            ])  # fmt: skip
+    return _table(
+        ["ours", "passes", "peer", "its passes", "n", "points (± s. e.)", "only ours right : only peer", "p"], rows
     )
 
 
@@ -238,7 +292,8 @@ def _aup_table(models: Mapping[str, Sequence[Setting]]) -> str:
 
 def plot(models: Mapping[str, Sequence[Setting]], path: Path) -> None:
     """Accuracy against forward passes, one panel per model, one curve per decoder; for light and dark backgrounds."""
-    number = len(next(iter(models.values()))[0].right)
+    numbers = sorted({len(setting.right) for settings in models.values() for setting in settings})
+    number = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     draw_frontier(models, path, f"Accuracy against forward passes\n{number} fresh problems per model")
 
 

@@ -1,6 +1,6 @@
 """Grades a batch of decodes against the solutions that the task's generator knows.
 
-A token is wrong if no valid solution with the same earlier wording has it at that position (`task.token_errors`); a
+A token is wrong if no valid solution with the same earlier wording has it at that position (`Problem.wrong_tokens`); a
 revocation is right if the revoked token was wrong at that step.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asrd.engine.observers.events import EventObserver, StepEvents
+from asrd.lab.tasks import Problem
 from asrd.lab.tiny.language import EOS_ID, MASK_ID
-from asrd.lab.tiny.task import Problem, grade, token_errors
 
 LONG_SPAN = 15  # tokens; the paper's
 
@@ -50,7 +50,7 @@ class Grader:
             checked = events.checked[row].nonzero().flatten().tolist()
             if not checked:
                 continue
-            wrong = token_errors(self.problems[row], events.before[row].tolist())
+            wrong = self.problems[row].wrong_tokens(events.before[row].tolist())
             revoked, edited = events.revoked[row].tolist(), events.replaced[row].tolist()
             found.checked_wrong += sum(wrong[p] for p in checked)
             found.revoked += sum(revoked)
@@ -63,8 +63,8 @@ class Grader:
         for found, problem, promoted, tokens in zip(
             self._grades, self.problems, self._promoted, responses.tolist(), strict=True
         ):
-            wrong = token_errors(problem, tokens)
-            found.right = grade(problem, tokens)
+            wrong = problem.wrong_tokens(tokens)
+            found.right = problem.is_right(tokens)
             found.length = tokens.index(EOS_ID) + 1 if EOS_ID in tokens else len(tokens)
             found.errors = sum(wrong[: found.length])
             found.long_errors = long_errors(wrong[: found.length])

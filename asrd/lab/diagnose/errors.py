@@ -22,7 +22,7 @@ from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, mean, share
 from asrd.lab.diagnose.samples import Sample, batched
 from asrd.lab.progress import Progress
-from asrd.lab.tiny.task import Problem
+from asrd.lab.tasks import Problem
 
 WINDOWS = (1, 2, 3, 4)
 DECODERS = ("standard", "wino", "asrd")  # the paper's rows

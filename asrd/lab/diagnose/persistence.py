@@ -22,8 +22,8 @@ from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.intervals import Estimate, bootstrap, share
 from asrd.lab.diagnose.samples import Sample, batched
 from asrd.lab.progress import Progress
+from asrd.lab.tasks import Problem
 from asrd.lab.tiny.language import EOS_ID
-from asrd.lab.tiny.task import Problem, token_errors
 from asrd_kernels import DecodeState
 
 LONGEST = 6
@@ -138,7 +138,7 @@ class RunWatcher:
         """Each token on its own: after an early end-of-text, tokens still count as wrong."""
         end = self.problems[row].response_ids.index(EOS_ID)
         early = [self.mask_id if token == EOS_ID else token for token in tokens[:end]]
-        return token_errors(self.problems[row], early + tokens[end:])
+        return self.problems[row].wrong_tokens(early + tokens[end:])
 
 
 def _problem(sample: Sample) -> Problem:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from asrd.files import read_text
+from asrd.lab.tasks import TASKS, Problem, Task
 from asrd.lab.tiny.batch import prompt_ids
-from asrd.lab.tiny.language import ID
-from asrd.lab.tiny.task import BLOCK, Problem, held_out
+from asrd.lab.tiny.task import BLOCK
 from asrd.many import chat_text
 
 
@@ -41,28 +41,22 @@ class Sample:
         return self.problem.response_length if self.problem is not None else -(-len(self.answer) // BLOCK) * BLOCK
 
 
-def packaged_samples(count: int, level: str = "hard") -> list[Sample]:
-    """The packaged task's problems for scoring."""
-    return [packaged_sample(problem) for problem in held_out(count, level)]
+def packaged_samples(count: int, level: str | None = None, task: Task = TASKS[0]) -> list[Sample]:
+    """A packaged task's problems for scoring."""
+    return [packaged_sample(problem) for problem in task.held_out(count, task.level(level), 0)]
 
 
 def packaged_sample(problem: Problem) -> Sample:
     """A problem of the packaged task."""
-    free = [slot.is_free for slot in problem.slots]
     return Sample(
         name=str(problem.seed),
         prompt=tuple(prompt_ids(problem)),
         answer=tuple(problem.response_ids),
-        free=(*free, *[False] * (problem.response_length - len(free))),
+        free=tuple(problem.free),
         text=problem.question,
         reference=problem.solution,
         problem=problem,
     )
-
-
-def is_packaged_tokenizer(tokenizer: Any) -> bool:
-    """Whether it is the packaged task's tokenizer, so that its problems fit the model."""
-    return tokenizer is not None and tokenizer.get_vocab() == dict(ID)
 
 
 def read_samples(path: Path, tokenizer: Any, need_answers: bool = False, count: int | None = None) -> list[Sample]:

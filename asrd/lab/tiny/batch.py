@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +33,14 @@ class Batch:
         return torch.cat((self.prompt, response), dim=1)
 
 
-def prompt_ids(problem: Problem) -> list[int]:
+class Asked(Protocol):
+    """A problem of any packaged task: the special tokens have the same ids in all of them."""
+
+    @property
+    def question_ids(self) -> list[int]: ...
+
+
+def prompt_ids(problem: Asked) -> list[int]:
     return [ID[USER], *problem.question_ids, ID[ASSISTANT]]
 
 

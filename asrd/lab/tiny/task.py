@@ -73,6 +73,25 @@ class Problem:
         return -(-len(self.response) // BLOCK) * BLOCK
 
     @property
+    def block_length(self) -> int:
+        """Tokens of a block."""
+        return BLOCK
+
+    @property
+    def free(self) -> list[bool]:
+        """For each token of the response: True where several words are right."""
+        free = [slot.is_free for slot in self.slots]
+        return free + [False] * (self.response_length - len(free))
+
+    def is_right(self, response: str | Sequence[int]) -> bool:
+        """See `grade`."""
+        return grade(self, response)
+
+    def wrong_tokens(self, response: Sequence[int]) -> list[bool]:
+        """See `token_errors`."""
+        return token_errors(self, response)
+
+    @property
     def question_ids(self) -> list[int]:
         return [ID[word] for word in self.question.split()]
 

@@ -22,13 +22,18 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of all three models, built from the word list with fixed ids."""
+    """The tokenizer of the models of the word problems, built from the word list with fixed ids."""
     words = Tokenizer(models.WordLevel(dict(ID), unk_token=UNK))
     words.normalizer = normalizers.Lowercase()
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.add_special_tokens(list(SPECIAL))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words,
+    return wrap(words)
+
+
+def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """With the special tokens and the chat template of all packaged models."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
         eos_token=EOS,
         pad_token=PAD,
         mask_token=MASK,
@@ -37,13 +42,18 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         model_max_length=Shape(0).max_sequence_length,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
 
 
 def save_tokenizer(folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json, the latter with the chat template."""
-    build_tokenizer().save_pretrained(folder, save_jinja_files=False)
+    save(build_tokenizer(), folder)
+
+
+def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a packaged model's tokenizer."""
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
     config = folder / "tokenizer_config.json"
     fields = json.loads(config.read_text()) | {
         "tokenizer_class": "PreTrainedTokenizerFast"

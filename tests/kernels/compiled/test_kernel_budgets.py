@@ -62,8 +62,8 @@ def test_growth_spills_and_missing_budgets_are_complaints() -> None:
 
 def test_a_kernel_that_outgrows_its_budget_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: half the threads for the same chunk, so that each holds twice as many numbers."""
-    greedy = StatsLaunch(chunk=4096, chunks=31, warps=4, merge=32)
-    monkeypatch.setattr("asrd_kernels.vocab_stats_triton.stats_launch", lambda vocab: greedy)
+    greedy = StatsLaunch(chunk=4096, chunks=31, warps=2, merge=32)
+    monkeypatch.setattr("asrd_kernels.vocab_stats_triton.stats_launch", lambda vocab, itemsize: greedy)
     (variant,) = (variant for variant in ALL if variant.label == "bf16 V=126464")
     with pytest.raises(AssertionError, match=r"chunk_kernel bf16 V=126464, sm_80: registers \d+ > \d+"):
         check(variant, ["sm_80"])

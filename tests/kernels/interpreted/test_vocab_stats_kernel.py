@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asrd_kernels import Readout, VocabStats, philox
 from asrd_kernels.philox import as_int64
-from asrd_kernels.philox_triton import gumbel, random_bits
+from asrd_kernels.philox_triton import exponential, random_bits
 from asrd_kernels.vocab_stats import vocab_stats_torch
 from asrd_kernels.vocab_stats_triton import StatsLaunch, stats_launch, vocab_stats_triton
 from benchmarks.kernels.cases import DTYPES
@@ -158,38 +158,45 @@ def test_a_sample_does_not_depend_on_the_tiling(monkeypatch: pytest.MonkeyPatch)
     for chunk in (256, 1024, 2048):
         chunks = triton.cdiv(1500, chunk)
         how = StatsLaunch(chunk, chunks, 4, max(16, triton.next_power_of_2(chunks)))
-        monkeypatch.setattr("asrd_kernels.vocab_stats_triton.stats_launch", lambda vocab, how=how: how)
+        monkeypatch.setattr("asrd_kernels.vocab_stats_triton.stats_launch", lambda vocab, itemsize, how=how: how)
         assert torch.equal(check(logits, temperature=1.3).top1, usual.top1)
 
 
 @triton.jit
-def draws_kernel(out_bits, out_noise, seed: tl.int64, row, position, step, first, LENGTH: tl.constexpr):
+def draws_kernel(out_bits, out_draws, seed: tl.int64, row, position, step, first, LENGTH: tl.constexpr):
     word = tl.full((), 0, tl.int64)
     bits = random_bits(seed, word + row, word + position, word + step, first, LENGTH)
     o_ = tl.arange(0, LENGTH)
     tl.store(out_bits + o_, bits.to(tl.int64))
-    tl.store(out_noise + o_, gumbel(bits, tl.float32))
+    tl.store(out_draws + o_, exponential(bits, tl.float32))
 
 
 @pytest.mark.parametrize(("first", "length"), [(0, 16), (4, 8), (1024, 64), (126460, 4)])
 def test_the_noise_of_a_token_is_the_twins_wherever_a_tile_begins(first: int, length: int) -> None:
     for seed, row, position, step in ((0, 0, 0, 0), (2**64 - 1, 2**32 - 1, 511, 0), (12345, 7, 3, 9)):
-        bits, noise = torch.full((length,), UNWRITTEN), torch.full((length,), torch.nan)
-        draws_kernel[(1,)](bits, noise, as_int64(seed), row, position, step, first, LENGTH=length)
+        bits, draws = torch.full((length,), UNWRITTEN), torch.full((length,), torch.nan)
+        draws_kernel[(1,)](bits, draws, as_int64(seed), row, position, step, first, LENGTH=length)
         key = (torch.tensor([row]), torch.tensor([position]))
         wanted = philox.random_bits(seed, *key, step, first + length)[0, first:]
         assert torch.equal(bits, wanted)
         if step == 0:
-            twin = philox.gumbel(seed, *key, first + length, torch.float32)[0, first:]
-            assert torch.allclose(noise, twin, rtol=1e-6, atol=1e-6)
+            twin, truth = (
+                (-philox.gumbel(seed, *key, first + length, dtype)[0, first:].double()).exp()
+                for dtype in (torch.float32, torch.float64)
+            )
+            assert torch.allclose(draws.double(), twin, rtol=2e-6, atol=0)
+            small = truth < 0.5  # they decide, and a large one's 1 - w is rounded
+            assert torch.allclose(draws.double()[small], truth[small], rtol=3e-7, atol=0)
 
 
-def test_chunks_cover_the_vocabulary_and_a_thread_holds_16_columns() -> None:
-    for vocab in VOCABS:
-        how = stats_launch(vocab)
+def test_chunks_cover_the_vocabulary_and_a_thread_holds_at_most_256_bytes() -> None:
+    for vocab, itemsize in itertools.product(VOCABS, (2, 4, 8)):
+        how = stats_launch(vocab, itemsize)
         assert how.chunk * (how.chunks - 1) < vocab <= how.chunk * how.chunks
         assert how.merge >= how.chunks
-        assert how.chunk // (32 * how.warps) in (8, 16)
+        columns = how.chunk // (32 * how.warps)
+        assert columns in (8, 16, 32)
+        assert columns * max(itemsize, 4) <= 128
 
 
 @pytest.mark.long

@@ -1,0 +1,1 @@
+"""Time of decoders on a block-diffusion model: `python -m benchmarks.blocks`."""
