@@ -33,15 +33,21 @@ ROOT = Path(__file__).parents[2]
 README, GUIDE, DIAGNOSE = (ROOT / name for name in ("README.md", "docs/guide.md", "docs/diagnose.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 HUB_ID = re.compile(r"(?:GSAI-ML|Dream-org)/[\w.-]+")
-SMALL = {"n": 2, "watch": 1, "draws": 2, "max_new_tokens": 32}  # options of `asrd`, and the most that a test takes
+SMALL = {"n": 2, "limit": 2, "watch": 1, "draws": 2, "max_new_tokens": 32}  # options, and the most that a test takes
 SLOW = {  # part of a command of `asrd`: why running it is a long test
     "asrd compare": "4 to 59 decodes, and plots",
+    "asrd eval": "lm-eval, and four decodes",
     "diagnose attention": "four forward passes for each step",
     "diagnose errors": "six decodes",
     "diagnose runtime": "every decoder twice",
     "diagnose stability": "five decodes of each of three models",
 }
-PARSED_ONLY = ("--annotations",)  # an annotator works between this command and the one before it
+PARSED_ONLY = {  # option: what only the reader has
+    "--annotations": "the work of an annotator",
+    "--data": "the files of benchmarks",
+    "--repeat": "an evaluation",
+    "--eval": "an evaluation",
+}
 SHELL = {"python3 -m venv .venv", ". .venv/bin/activate", "ruff check .", "ruff format --check .", "mypy", ".ci/run"}
 
 Command = tuple[str, list[str]]  # where it stands, and its words
