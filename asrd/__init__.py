@@ -2,6 +2,7 @@
 
 generate.py  `fast_generate`: decode with any diffusion LLM
 arguments.py what a call may be given, resolved to one config; what transformers injects
+templates.py `fill`, `choose`: templates with blanks, and what the model thinks of choices
 many.py      `Engine`, `generate_many`: many requests in one running batch
 config.py    `AsrdConfig`: the settings; settings.py has each one's default, range and meaning
 output.py    `AsrdOutput`: text and counters
@@ -30,15 +31,19 @@ if TYPE_CHECKING:
     from asrd.many import Engine, Result, generate_many
     from asrd.models import load
     from asrd.output import AsrdOutput
+    from asrd.templates import Filled, choose, fill
 
 __all__ = [
     "AsrdConfig",
     "AsrdOutput",
     "Engine",
+    "Filled",
     "Result",
     "__version__",
+    "choose",
     "decoders",
     "fast_generate",
+    "fill",
     "generate_many",
     "load",
     "trace",
@@ -48,14 +53,17 @@ _HOMES = {
     "AsrdConfig": "asrd.config",
     "AsrdOutput": "asrd.output",
     "Engine": "asrd.many",
+    "Filled": "asrd.templates",
     "Result": "asrd.many",
+    "choose": "asrd.templates",
     "fast_generate": "asrd.generate",
+    "fill": "asrd.templates",
     "generate_many": "asrd.many",
     "load": "asrd.models",
 }
 _MODULES = (
     "arguments", "cli", "config", "decoders", "engine", "files", "generate", "lab", "many", "models", "output",
-    "settings", "trace", "viewer",
+    "settings", "templates", "trace", "viewer",
 )  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 

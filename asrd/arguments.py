@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from asrd.config import ALIASES, FIELDS, NEUTRAL, AsrdConfig, resolve_aliases
 from asrd.decoders import without_effect
 from asrd.engine.request import Request
-from asrd.settings import did_you_mean
+from asrd.settings import DefaultInt, did_you_mean
 
 log = logging.getLogger("asrd")
 
@@ -26,10 +26,6 @@ log = logging.getLogger("asrd")
 INJECTED = ("position_ids", "past_key_values", "use_cache", "logits_to_keep", "synced_gpus")
 _ONE_OR_NONE = ("num_beams",)
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-_OWN_PROCESSORS = (
-    "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper",
-    "MinPLogitsWarper", "RepetitionPenaltyLogitsProcessor",
-)  # fmt: skip
 _OWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 # Fields of a GenerationConfig that change nothing in what is generated here; any other must have its neutral value.
 _HARMLESS = {
@@ -102,7 +98,7 @@ def resolve_config(
 def default_length(model: Any) -> int:
     """How many tokens are decoded where nothing is said: what the model's own generation config says, else 256."""
     own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
-    return int(own) if isinstance(own, int) and own > 0 else int(FIELDS["max_new_tokens"].default)
+    return DefaultInt(own if isinstance(own, int) and own > 0 else FIELDS["max_new_tokens"].default)
 
 
 def _refuse_foreign(config: GenerationConfig) -> None:
@@ -129,18 +125,8 @@ def log_once(message: str) -> None:
         log.warning(message)
 
 
-def refuse_extras(logits_processor: Any, injected: dict[str, Any]) -> None:
+def refuse_extras(injected: dict[str, Any]) -> None:
     """Accept what transformers always injects; refuse what would silently have no effect."""
-    if not isinstance(logits_processor, list | tuple | None):
-        raise ValueError(
-            f"logits_processor={logits_processor!r}: expected a list; diffusion decoding has none, leave it out"
-        )
-    names = [type(item).__name__ for item in logits_processor or ()]
-    foreign = [name for name in names if name not in _OWN_PROCESSORS]
-    if foreign:
-        raise ValueError(
-            f"logits_processor: {', '.join(foreign)} cannot be applied in diffusion decoding; leave it out"
-        )
     cache = injected.get("past_key_values")
     if cache is not None and not hasattr(cache, "get_seq_length"):
         raise ValueError(f"past_key_values={cache!r}: diffusion decoding starts from the whole prompt; leave it out")
@@ -196,7 +182,8 @@ def refuse_positions(given: Tensor | None, request: Request) -> None:
             f"position_ids={given!r}: expected a tensor; they follow from the attention mask, leave them out"
         )
     batch, width = request.prompt.shape
-    own = request.positions if request.positions is not None else torch.arange(width, device=request.prompt.device)
+    every = torch.arange(width + request.length, device=request.prompt.device)
+    own, width = every if request.positions is None else request.positions, given.shape[-1]
     own = own.expand(batch, -1)[:, :width]
     real = slice(None) if request.attention is None else request.attention[:, :width].bool()
     given = given.to(own.device).expand(batch, -1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -17,16 +17,18 @@ from transformers import GenerationConfig
 
 from asrd.arguments import own_criteria, resolve_config
 from asrd.config import AsrdConfig, check, resolve_aliases
+from asrd.engine.canvas import config_of_part, first_masks
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import COUNTS, Job, Kind, Outcome
-from asrd.engine.request import prepare
+from asrd.engine.request import Request, prepare
 from asrd.engine.scheduler import Scheduler, Usage
-from asrd.engine.shaping import new_shaping
+from asrd.engine.shaping import shaped
 from asrd.engine.stopping import text_before
 from asrd.generate import checked_decoder, row_stops, warn_of_training
 from asrd.models.adapter import ModelAdapter
+from asrd.models.special_ids import special_ids
 from asrd_kernels import DecodeState
 
 Prompt = str | Sequence[int] | Tensor
@@ -145,23 +147,33 @@ class Engine:
 
     @torch.no_grad()
     def submit(
-        self, prompt: Prompt, *, row_id: int | None = None, stopping_criteria: Any = None, **settings: Any
+        self,
+        prompt: Prompt,
+        *,
+        row_id: int | None = None,
+        stopping_criteria: Any = None,
+        logits_processor: Any = None,
+        allowed: Any = None,
+        **settings: Any,
     ) -> Handle:
         """Add a request: text, or a list or tensor of ids, and settings of its own such as max_new_tokens and seed.
 
         Sampling noise goes by (seed, row_id). A request with a seed of its own has row_id 0, so that its result does
-        not depend on when it comes; else row_id is its index, as in a batch. stopping_criteria as in `fast_generate`.
-        Never raises for a bad request: its result says what was wrong.
+        not depend on when it comes; else row_id is its index, as in a batch. stopping_criteria,
+        logits_processor and allowed as in `fast_generate`. Where the prompt has masks, they are filled in, and the
+        tokens of the result begin at the first of them. Never raises for a bad request: its result says what was wrong.
         """
         handle = Handle(self._submitted)
         self._submitted += 1
         if row_id is None:
             row_id = handle.index if settings.get("seed") is None else 0
         try:
-            kind, config = self._settle(settings)
             ids = self._ids(prompt)
-            request = prepare(self.adapter, config, ids, None, [row_id], self.tokenizer)
-            request = replace(request, shaping=new_shaping(config, request))
+            kind, config, first = self._settle(settings, ids)
+            request = prepare(self.adapter, config, ids, None, [row_id], self.tokenizer, first)
+            request = shaped(request, config, logits_processor, allowed, self.tokenizer)
+            if request.given is not None or request.shaping is not None:
+                kind = self._kind_with(kind, request)
             if config.lm_head == "fused":
                 require_fused_head(self.adapter, config, kind.decoder(request, self.adapter.table.detach()))
             (stop,) = row_stops(config, own_criteria(stopping_criteria), request, self.tokenizer)
@@ -206,8 +218,9 @@ class Engine:
                     self.submit(**prompt) if isinstance(prompt, Mapping) else self.submit(prompt)
             yield from self.step()
 
-    def _settle(self, settings: dict[str, Any]) -> tuple[Kind, AsrdConfig]:
-        """The kind of a request with these settings, and its own configuration."""
+    def _settle(self, settings: dict[str, Any], ids: Tensor) -> tuple[Kind, AsrdConfig, int | None]:
+        """The kind of a request with these settings, its own configuration, and where its generated part begins if it
+        has masks in its prompt."""
         given = {name: value for name, value in resolve_aliases(settings).items() if value is not None}
         own = {name: given.pop(name) for name in _OWN if name in given}
         kind = self._kind
@@ -223,8 +236,27 @@ class Engine:
                 " with a temperature and row_id=0, 1, ..."
             )
         config.block_length = kind.decoder.block_length(config)
+        firsts = first_masks(ids, None, special_ids(self.adapter, config, self.tokenizer).mask)
+        first = None if firsts is None else firsts[0]
+        if first is not None:
+            config = config_of_part(config, ids.shape[1], first)
+            config.block_length = kind.decoder.block_length(config)
         kind.decoder.check_length(config, config.max_new_tokens)
-        return kind, config
+        return kind, config, first
+
+    def _kind_with(self, kind: Kind, request: Request) -> Kind:
+        """The kind of requests with these settings, with given tokens or without, and with the same way of shaping
+        logits: only these share a batch."""
+        shaping = request.shaping
+        sets = None if shaping is None or shaping.sets is None else shaping.sets.cpu().numpy().tobytes()
+        processors = () if shaping is None else tuple(map(id, shaping.processors))
+        key = repr((id(kind), request.given is not None, processors)) + str(hash(sets))
+        found = self._kinds.pop(key, None)
+        if found is None:
+            found = Kind(kind.adapter, kind.decoder, kind.config)
+            found.keep = (kind, shaping)
+        self._kinds[key] = found
+        return found
 
     def _kind_of(self, config: AsrdConfig) -> Kind:
         key = repr([(name, value) for name, value in sorted(config.settings().items()) if name not in _OWN])

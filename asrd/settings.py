@@ -70,7 +70,10 @@ _TOKEN_ID = Field(None, _maybe(_integer(0)), "a token id (0 or more), or None to
 
 FIELDS: dict[str, Field] = {
     "max_new_tokens": Field(
-        256, _integer(1), "an integer of at least 1", "length of the text, and the most forward passes ever used"
+        DefaultInt(256),
+        _integer(0),
+        "an integer of at least 0",
+        "length of the text, and the most forward passes ever used; 0: fill the masks of the prompt only",
     ),
     "block_length": Field(
         DefaultInt(32),

@@ -21,7 +21,7 @@ def commit_torch(
 
     quota [B] int64: how many masks are drafted at least, where there are so many; None: one.
     """
-    lengths, tokens, guided, positions = state.lengths[:, None], state.generated, state.guided, state.positions
+    budget, tokens, guided, positions = state.budget[:, None], state.generated, state.guided, state.positions
     top1, confidence, entropy, _ = stats
     state.step.add_(~state.done)
     step = state.step[:, None]
@@ -36,7 +36,7 @@ def commit_torch(
     drafted = with_best(confident, active, confidence, quota)
     # 5. Revoke what the budget can pay for
     masked = (tokens == rules.mask_id) & ~drafted
-    revoked = failed & (failed.cumsum(1) <= lengths - step - masked.sum(1, keepdim=True))
+    revoked = failed & (failed.cumsum(1) <= budget - step - masked.sum(1, keepdim=True))
     tokens.copy_(torch.where(revoked, rules.mask_id, torch.where(drafted, top1, tokens)))
     # 6. History
     run = state.run * (top1 == state.last) + 1
@@ -57,7 +57,7 @@ def commit_torch(
     state.trusted.logical_or_(anchors)
     state.counts[:3].add_(torch.stack([drafted, revoked, anchors]).sum(2))
     pending = confident ^ anchors if rules.verify else torch.zeros_like(confident)  # anchors are among the confident
-    pending &= step < lengths  # 10. at the end of the budget what is pending becomes final
+    pending &= step < budget  # 10. at the end of the budget what is pending becomes final
     # 9. Entropies for the next step
     recorded = guided.clone()
     live = finish_step(state, masked | revoked, pending, rules)
@@ -135,6 +135,8 @@ def finish_step(state: DecodeState, masked: Tensor, pending: Tensor, rules: Rule
     live = still_open.any(1, keepdim=True)
     if rules.early_stop and rules.eos_ids:
         ends = _is_any(tokens, rules.eos_ids) & (still_open.cumsum(1) == 0)
+        if rules.given:  # a text ends with a token of its own that has no given one behind it
+            ends &= ~state.fixed.flip(1).cummax(1).values.flip(1)
         past_end = ends.cumsum(1)
         tokens.copy_(torch.where(past_end > ends, rules.pad_id, tokens))
         live &= past_end[:, -1:] == 0

@@ -38,6 +38,7 @@ class Rules:
     magnitude: Literal["entropy", "constant"] = "entropy"
     probe: Literal["orthogonal", "none", "parallel", "gaussian", "random"] = "orthogonal"
     early_stop: bool = True
+    given: bool = False  # some generated positions hold tokens that were given; only the PyTorch twins know of that
     one_block: bool = False  # the next block opens only when the one before has neither masks nor pending tokens
 
 
@@ -55,7 +56,7 @@ class DecodeState:
     """Preallocated tensors of a decode; `commit` updates them in place and nothing is read back by the host."""
 
     tokens: Tensor  # [B, L] int64, the canvas
-    lengths: Tensor  # [B] int64, generated positions of the row, at most G; also its budget of forward passes
+    lengths: Tensor  # [B] int64, generated positions of the row, at most G
     pending: Tensor  # [B, G] bool, committed and awaiting its one check
     guided: Tensor  # [B, G] bool, the masks that get guidance and history in the coming step (G_s)
     trusted: Tensor  # [B, G] bool, ever promoted to an anchor
@@ -73,6 +74,8 @@ class DecodeState:
     positions: Tensor  # [G] int64, constant: 0, 1, 2, ...
     offsets: Tensor  # [B] int64, constant: the place of position 0 in its block, whose beginning is in the prompt then
     block_of: Tensor  # [G] int64, constant: the block of each position; [B, G] where rows have offsets
+    budget: Tensor  # [B] int64, constant: masks at the start, and the most forward passes of the row
+    fixed: Tensor  # [B, G] bool, constant: tokens that were given; never drafted, pending, revoked or edited
 
     @property
     def drafted(self) -> Tensor:
@@ -111,8 +114,8 @@ class DecodeState:
 
     @property
     def inside(self) -> Tensor:
-        """[B, G] bool: the positions that the row has."""
-        return self.positions < self.lengths[:, None]
+        """[B, G] bool: the positions of the row that a decoder may write."""
+        return (self.positions < self.lengths[:, None]) & ~self.fixed
 
 
 def new_state(
@@ -122,11 +125,13 @@ def new_state(
     dtype: torch.dtype = torch.float32,
     lengths: Tensor | None = None,
     offsets: Tensor | None = None,
+    given: Tensor | None = None,
 ) -> DecodeState:
     """State before the first step: `prompt` [B, P] followed by `lengths` [B] masks and pads up to `length`.
 
     lengths are int64 from 0 to `length`, None: `length` in every row; a row of 0 is done. `dtype` is that of the
     statistics. offsets [B] int64: where in its block each row's first position is; None: at its beginning.
+    given [B, G] int64: what the generated part holds, the mask id where a token is to be generated; None: masks.
     """
     batch, device = prompt.shape[0], prompt.device
 
@@ -135,10 +140,14 @@ def new_state(
 
     positions = torch.arange(length, device=device)
     lengths = full((batch,), length, torch.int64) if lengths is None else lengths.clone()
-    masked = positions < lengths[:, None]
+    inside = positions < lengths[:, None]
+    masked = inside if given is None else inside & (given == rules.mask_id)
+    canvas = torch.where(
+        masked, rules.mask_id, rules.pad_id if given is None else torch.where(inside, given, rules.pad_id)
+    )
     block_of = (positions if offsets is None else positions + offsets[:, None]) // rules.block_length
     return DecodeState(
-        tokens=torch.cat([prompt, torch.where(masked, rules.mask_id, rules.pad_id)], dim=1),
+        tokens=torch.cat([prompt, canvas], dim=1),
         lengths=lengths,
         pending=full((batch, length), False, torch.bool),
         guided=masked if rules.scope == "sequence" else masked & (block_of == 0),
@@ -150,11 +159,13 @@ def new_state(
         active=full((batch,), 0, torch.int64),
         step=full((batch,), 0, torch.int64),
         counts=full((4, batch), 0, torch.int64),
-        done=lengths == 0,
-        report=(lengths == 0).long(),
+        done=~masked.any(1),
+        report=(~masked.any(1)).long(),
         positions=positions,
         offsets=full((batch,), 0, torch.int64) if offsets is None else offsets.clone(),
         block_of=block_of,
+        budget=masked.sum(1),
+        fixed=inside & ~masked,
     )
 
 

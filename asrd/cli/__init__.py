@@ -3,7 +3,7 @@
 commands                           the options of every command and what is wrong with them; diagnose_options,
                                    eval_options
 settings                           options that several commands share
-demo, generate, trace, compare, diagnose, eval  one module per command, imported when it runs
+demo, generate, chat, trace, compare, diagnose, eval  one module per command, imported when it runs
 loading                            plugins, model and task of a command
 requests                           a file of prompts and the file of its results
 display                            a canvas in the terminal

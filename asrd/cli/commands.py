@@ -6,6 +6,7 @@ Imports nothing heavy. A command's `check` runs at once; `run` names the functio
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"asrd {asrd.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_generate, _add_trace, _add_compare, _add_diagnose, eval_options.add):
+    for add in (_add_demo, _add_generate, _add_chat, _add_trace, _add_compare, _add_diagnose, eval_options.add):
         add(commands)
     return top
 
@@ -86,6 +87,12 @@ def _add_generate(commands: Any) -> None:
     command.add_argument(
         "--problem", type=int, metavar="N", help="a held-out problem of the packaged models as the prompt: 0, 1, ..."
     )
+    command.add_argument(
+        "--template",
+        metavar="TEXT",
+        help="fill in the blanks of this text, ___, {name} or {name:8} (of 8 tokens); a prompt is then the question"
+        " that it answers",
+    )
     command.add_argument("--lines", action="store_true", help="one prompt per line")
     command.add_argument(
         "--out",
@@ -107,6 +114,9 @@ def _check_generate(arguments: argparse.Namespace) -> None:
     settings_of(arguments)
     at_least(arguments, slots=1)
     check_problem(arguments)
+    if arguments.template is not None:
+        _check_template(arguments)
+        return
     given = [arguments.prompt is not None, arguments.file is not None, arguments.problem is not None]
     if sum(given) > 1:
         raise ValueError("a prompt, --file and --problem: give one of the three")
@@ -120,10 +130,37 @@ def _check_generate(arguments: argparse.Namespace) -> None:
         check_file(arguments.out, "--out")
 
 
+def _check_template(arguments: argparse.Namespace) -> None:
+    for name in ("file", "lines", "out"):
+        if getattr(arguments, name):
+            raise ValueError(f"--template and --{name}: a template is filled in for one prompt, on standard output")
+    if not re.search(r"\{[A-Za-z_]\w*(:\d+)?\}|___|<\|.*mask.*\|>", arguments.template):
+        raise ValueError(f"--template {arguments.template!r} has no blank: write ___, {{name}} or {{name:8}}")
+
+
 def check_problem(arguments: argparse.Namespace) -> None:
     """--problem N."""
     if arguments.problem is not None and not 0 <= arguments.problem <= LAST_PROBLEM:
         raise ValueError(f"--problem {arguments.problem}: expected a number from 0 to {LAST_PROBLEM}")
+
+
+def _add_chat(commands: Any) -> None:
+    command = commands.add_parser(
+        "chat",
+        help="talk to a model in the terminal",
+        description="A conversation in the terminal; drafts are shown as they change. Ctrl-C stops an answer, Ctrl-D or"
+        " /quit ends the program; /help lists the commands.",
+        epilog="example: asrd chat --model GSAI-ML/LLaDA-8B-Instruct --device cuda",
+    )
+    command.add_argument("--system", help="a message that stands before the conversation")
+    command.add_argument("--plain", action="store_true", help="print answers when they are finished; no live drafts")
+    add_model(command)
+    add_settings(command)
+    command.set_defaults(run="asrd.cli.chat:run", check=_check_chat)
+
+
+def _check_chat(arguments: argparse.Namespace) -> None:
+    settings_of(arguments)
 
 
 def _add_trace(commands: Any) -> None:

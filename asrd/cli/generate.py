@@ -15,11 +15,13 @@ from tqdm import tqdm
 from asrd.cli.loading import load_model, load_plugins, problem_number, require_packaged_task, require_tokenizer
 from asrd.cli.requests import Request, ResultFile, read_requests
 from asrd.cli.settings import settings_of
+from asrd.engine.stopping import text_before
 from asrd.files import read_text
 from asrd.generate import fast_generate
 from asrd.many import Engine, Result, encode
 from asrd.models.source import PACKAGED_NAMES
 from asrd.output import AsrdOutput
+from asrd.templates import fill
 from asrd_kernels import DecodeState
 
 LOOKED_UP = 1000  # words at most
@@ -30,6 +32,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Decode and print."""
     settings = settings_of(arguments)
     load_plugins(arguments.plugin)
+    if arguments.template is not None:
+        fill_template(arguments, settings)
+        return
     requests, many = requests_of(arguments) if arguments.problem is None else ([], False)
     model, tokenizer = load_model(arguments)
     require_tokenizer(arguments, tokenizer)
@@ -43,6 +48,24 @@ def run(arguments: argparse.Namespace) -> None:
         generate_all(arguments, model, tokenizer, requests, settings)
     else:
         generate_one(arguments, model, tokenizer, requests[0]["prompt"], settings)
+
+
+def fill_template(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
+    """The blanks of --template; with --json also by name."""
+    prompt = arguments.prompt
+    model, tokenizer = load_model(arguments)
+    require_tokenizer(arguments, tokenizer)
+    if arguments.problem is not None:
+        task = require_packaged_task(arguments, tokenizer, "give a prompt of its own instead of --problem")
+        prompt = problem_number(task, arguments.problem, arguments.level).question
+    with Progress() as progress:
+        filled = fill(model, tokenizer, arguments.template, prompt=prompt, observers=[progress], **settings)
+    if not arguments.json:
+        print(filled.text)
+        return
+    record = {"template": arguments.template, "prompt": prompt, "text": filled.text, "parts": filled.parts}
+    record |= {"tokens": filled.output.sequences[0].tolist(), "model": arguments.model}
+    print(json.dumps(record | {name: filled.output[name][0].item() for name in COUNTERS}, ensure_ascii=False))
 
 
 def requests_of(arguments: argparse.Namespace) -> tuple[list[Request], bool]:
@@ -95,7 +118,8 @@ def generate_one(arguments: argparse.Namespace, model: Any, tokenizer: Any, prom
     seconds = time.perf_counter() - started
     assert isinstance(out, AsrdOutput)
     tokens = out.sequences[0, ids.shape[1] :].tolist()
-    text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    text = text_before(text, settings.get("stop_strings")).strip()
     if not arguments.json:
         print(text)
         return

@@ -104,6 +104,9 @@ class LooDecoder(KeptSlots):
         of_prompt = None
         if self.request.shift and self.request.cfg_scale > 0:  # a witness may be a copy of the prompt's last token
             of_prompt = torch.cat([self.columns.expand(self.batch, -1), stand], dim=1) < prompt_length
+            if self.request.given is not None:
+                known = torch.cat([self.real[:, :prompt_length], self.state.fixed], dim=1)
+                of_prompt |= torch.cat([known, known.gather(1, stand)], dim=1)
         return AttentionLayout(
             real=self.real,
             excluded=torch.stack(hidden, dim=2),

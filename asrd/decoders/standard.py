@@ -75,6 +75,10 @@ class StandardDecoder(PlainDecoder):
             return
         starts = torch.arange(0, request.length, block, device=lengths.device)
         self.sizes = (lengths - starts).clamp(min=0, max=block)  # [B, blocks]
+        if request.given is not None:
+            number = len(starts)
+            blocks = self.state.inside.new_zeros(len(lengths), number, dtype=torch.int64)
+            self.sizes = blocks.index_add_(1, self.state.block_of, self.state.inside.long())
         self.steps_in = self.sizes.clamp(min=1)
         if self.steps is not None:
             blocks = (lengths + block - 1) // block
@@ -86,12 +90,12 @@ class StandardDecoder(PlainDecoder):
 
     def _shares(self, eps: float) -> Tensor:
         """[B, steps] share of each step; as many steps as tokens of the row where their number is not given."""
-        lengths, device = self.state.lengths.tolist(), self.state.lengths.device
+        lengths, device = self.state.budget.tolist(), self.state.lengths.device
         most = self.steps or self.state.length
         found = torch.ones(len(lengths), most, device=device)
         for length in set(lengths) - {0}:
             steps = self.steps or length
-            found[self.state.lengths == length, :steps] = shares(steps, eps, device)
+            found[self.state.budget == length, :steps] = shares(steps, eps, device)
         return found
 
     def choose(self, masks: Tensor, stats: VocabStats, **asked: Tensor) -> Tensor:

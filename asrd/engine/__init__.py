@@ -1,5 +1,6 @@
 """One loop for every decoder, for one decode and for many requests: from checked prompts to committed canvases.
 
+canvas     masks inside the prompt: where the generated part begins, and what is given in it
 request    prompts and settings, checked and on the device
 decoder    `Decoder`: the interface between the loop and a decoder, and its defaults
 loop       a step: embed, forward, read the statistics, commit

@@ -172,7 +172,8 @@ class Batch:
         numbers = torch.cat([settled[:, None], state.step[here, None], state.generated[here]], dim=1).tolist()
         for slot, (final, steps, *tokens) in zip(slots, numbers, strict=True):
             if (kept := self.stops[slot](tokens[:final])) is not None:  # type: ignore[misc]
-                state.generated[slot, kept:] = self.decoder.rules.pad_id
+                behind = (state.positions >= kept) & ~state.fixed[slot]
+                state.generated[slot].masked_fill_(behind, self.decoder.rules.pad_id)
                 ended[slot] = Ended(self.tags[slot], slot, steps)
         if ended:
             self._close(list(ended))

@@ -71,7 +71,13 @@ class Decoder(ABC):
         self.request, self.rules, self.table = request, request.rules, table
         precision = torch.promote_types(table.dtype, torch.float32)
         self.state = new_state(
-            request.prompt, request.length, request.rules, precision, request.lengths, request.offsets
+            request.prompt,
+            request.length,
+            request.rules,
+            precision,
+            request.lengths,
+            request.offsets,
+            request.given,
         )
         self.scores = new_scores(self.state) if request.config.logprobs else None
 

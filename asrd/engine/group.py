@@ -33,6 +33,7 @@ class Kind:
     config: AsrdConfig
     key: Hashable = None
     longest: tuple[int, int] = (1, 1)  # prompt and answer so far
+    keep: Any = None  # what its key names by identity, so that nothing else takes that
 
 
 @dataclass(eq=False)

@@ -207,6 +207,10 @@ def with_blind(run: Run, embeds: Tensor, layout: AttentionLayout | None = None) 
         return torch.cat([embeds, torch.where(layout.of_prompt[:, :, None], mask, embeds)])
     blind = embeds.clone()
     blind[:, : run.request.prompt.shape[1]] = mask
+    if (given := run.request.given) is not None:  # to LLaDA all known text is the prompt
+        width = run.request.prompt.shape[1]
+        known = (given != run.request.rules.mask_id)[..., None]
+        blind[:, width : width + given.shape[1]] = torch.where(known, mask, blind[:, width : width + given.shape[1]])
     return torch.cat([embeds, blind])
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
+from asrd.engine.canvas import given_part
 from asrd.models.adapter import ModelAdapter
 from asrd.models.special_ids import SpecialIds, check_id, special_ids
 from asrd_kernels import Impl, Readout, Rules, resolve_impl
@@ -42,6 +43,9 @@ class Request:
     kv_cache: Literal["prefix", "dual"] | None = None
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
     lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
+    given: Tensor | None = None  # [B, G] int64, what the generated part holds at first, masks apart; None: masks only
+    allowed: Tensor | None = None  # [B, G + 1] int64, which of the sets of `shaping` holds where; 0: any token
+    width: int = 0  # of the logits
     shaping: Shaping | None = None  # what is done to logits before statistics; None: nothing
     starts: Tensor | None = None  # [B] int64, real tokens of each prompt, on block-diffusion models
     native: str = ""  # whose decoder is native to such a model: "sdar", "llada2", "llada21"
@@ -58,9 +62,9 @@ class Request:
 
     def take(self, rows: Tensor) -> Request:
         """These rows alone, as copies."""
-        attention, positions, lengths, starts = (
+        attention, positions, lengths, starts, given, allowed = (
             None if values is None else values[rows]
-            for values in (self.attention, self.positions, self.lengths, self.starts)
+            for values in (self.attention, self.positions, self.lengths, self.starts, self.given, self.allowed)
         )
         readout = replace(self.readout, row_ids=self.readout.row_ids[rows], seeds=self.readout.seeds[rows])
         return replace(
@@ -70,6 +74,8 @@ class Request:
             positions=positions,
             lengths=lengths,
             starts=starts,
+            given=given,
+            allowed=allowed,
             readout=readout,
         )
 
@@ -81,8 +87,13 @@ def prepare(
     attention_mask: Tensor | None,
     row_ids: Any = None,
     tokenizer: Any = None,
+    first: int | None = None,
 ) -> Request:
-    """Check everything that can be wrong with a call; raise ValueError before the first forward."""
+    """Check everything that can be wrong with a call; raise ValueError before the first forward.
+
+    first: the column of the prompt at which the generated part begins, the same in all rows; max_new_tokens then counts
+    from there. None: it begins behind the prompt.
+    """
     impl = resolve_impl(config.impl, adapter.table.device)
     ids = special_ids(adapter, config, tokenizer)
     prompt = _checked_prompt(adapter, input_ids)
@@ -96,14 +107,16 @@ def prepare(
         starts = torch.full((batch,), prompt.shape[1], device=device) if mask is None else mask.sum(1)
         lengths = (starts + length + block - 1) // block * block - starts
         length = int(lengths.max())
-    masks = prompt == ids.mask if mask is None else (prompt == ids.mask) & mask.bool()
-    if masks.any():
-        row, column = masks.nonzero()[0].tolist()
+    if length < 1:
         raise ValueError(
-            f"input_ids[{row}, {column}] is the mask id {ids.mask}: a prompt must not contain masks"
-            " (infilling is not offered)"
+            f"max_new_tokens={length} is out of range: expected at least 1 (0 only fills the masks of a prompt)"
         )
-    _check_context(adapter, mask, prompt.shape[1], length)
+    width, given = prompt.shape[1], None
+    if first is not None:
+        _check_given(adapter, config, first)
+        length -= width - first
+        given, prompt = given_part(prompt, first, width - first + length, ids.mask), prompt[:, :first]
+    _check_context(adapter, mask, width, length)
     eos_out = ids.eos if config.logits_eos_inf else ()
     forbidden = sorted({ids.mask, *eos_out, *(int(t) for t in config.suppress_tokens or ())})
     for token in forbidden:
@@ -118,6 +131,7 @@ def prepare(
     if mask is not None:
         attention = torch.cat([mask, mask.new_ones(batch, length)], dim=1)
         positions = (attention.cumsum(1) - 1).clamp(min=0)
+    length += width - prompt.shape[1]
     return Request(
         prompt=prompt,
         attention=attention,
@@ -126,7 +140,7 @@ def prepare(
         shift=adapter.shift,
         config=config,
         cfg_scale=float(config.cfg_scale),
-        rules=_rules(config, ids, length, adapter.block_length is not None),
+        rules=replace(_rules(config, ids, length, adapter.block_length is not None), given=given is not None),
         readout=Readout(
             forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
             row_ids=_checked_row_ids(row_ids, batch, device),
@@ -137,12 +151,14 @@ def prepare(
             top_p=float(config.top_p),
             min_p=float(config.min_p or 0.0),
         ),
+        width=adapter.capabilities.width,
         impl=impl,
         lm_head=config.lm_head,
         kv_cache=config.kv_cache,
         kv_refresh=config.kv_refresh,
         lengths=lengths,
         starts=starts,
+        given=given,
         native="" if starts is None else adapter.native,
     )
 
@@ -170,6 +186,16 @@ def stack(requests: Sequence[Request], config: AsrdConfig, width: int, length: i
         first_column, last_column = torch.tensor([begin, end], device=device)[..., None]
         attention = ((column >= first_column) & (column < last_column)).long()
         positions = (attention.cumsum(1) - 1).clamp(min=0)
+    given = allowed = None
+    if first.given is not None:
+        given = torch.full((size, length), mask, device=device)
+    if first.allowed is not None:
+        allowed = torch.zeros(size, length + 1, dtype=torch.int64, device=device)
+    for row, request in enumerate(requests):
+        if given is not None and request.given is not None:
+            given[row, : request.length] = request.given[0]
+        if allowed is not None and request.allowed is not None:
+            allowed[row, : request.length] = request.allowed[0, :-1]
     starts = [request.prompt.shape[1] for request in requests]
     none = torch.zeros(missing, dtype=torch.int64, device=device)
     row_ids = torch.cat([*(request.readout.row_ids for request in requests), none])
@@ -182,6 +208,8 @@ def stack(requests: Sequence[Request], config: AsrdConfig, width: int, length: i
         length=length,
         lengths=torch.tensor([request.length for request in requests] + [0] * missing, device=device),
         starts=None if first.starts is None else torch.tensor(starts + [0] * missing, device=device),
+        given=given,
+        allowed=allowed,
         config=config,
         rules=rules,
         readout=replace(first.readout, row_ids=row_ids, seeds=seeds),
@@ -215,6 +243,17 @@ def _limits(config: AsrdConfig, length: int, blocks: bool) -> dict[str, Any]:
         "window": min(int(config.window), length + 1),  # no run is longer than the budget
         "capacity": min(int(config.capacity), length),  # no position is promoted twice
     }
+
+
+def _check_given(adapter: ModelAdapter, config: AsrdConfig, first: int) -> None:
+    name = type(adapter.model).__name__
+    if adapter.block_length is not None:
+        raise ValueError(f"masks in the prompt: {name} is a block-diffusion model, which fills blocks in order only")
+    if first == 0 and adapter.shift:
+        raise ValueError(
+            f"the prompt begins with a mask, but {name} predicts a token at the position before it:"
+            " put a token, such as the tokenizer's BOS, in front"
+        )
 
 
 def _checked_prompt(adapter: ModelAdapter, input_ids: Any) -> Tensor:

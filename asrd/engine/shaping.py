@@ -1,4 +1,4 @@
-"""`Shaping`: what is done to logits between LM head and statistics: penalties, logits processors.
+"""`Shaping`: what is done to logits between LM head and statistics: penalties, logits processors, allowed tokens.
 
 The one place where a distribution is changed before anything is decided by it: drafting, verification and editing all
 see the same. A constraint that changes from step to step (a grammar, say) would be one more part of it, given the
@@ -8,13 +8,14 @@ Rows never influence each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from asrd.config import AsrdConfig
+from asrd.config import FIELDS, NEUTRAL, AsrdConfig
 from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.request import Request
 
@@ -28,6 +29,7 @@ class Shaping:
     penalty: float = 1.0  # of tokens that the row has elsewhere, as transformers' repetition_penalty; 1: none
     exempt: tuple[int, ...] = ()  # tokens that are never penalised
     processors: tuple[Processor, ...] = ()  # each (ids [N, 0], logits [N, V]) -> logits [N, V]
+    sets: Tensor | None = None  # [S, V] bool, sets of tokens; `Request.allowed` says which one holds where
 
     def __call__(self, logits: Tensor, chosen: Selection, decoder: Decoder) -> Tensor:
         """Logits [N, V] of the chosen positions, in float32 or float64."""
@@ -38,6 +40,10 @@ class Shaping:
         nothing = chosen.row.new_empty(len(logits), 0)
         for processor in self.processors:
             logits = processor(nothing, logits)
+        if self.sets is not None:
+            assert decoder.request.allowed is not None
+            which = decoder.request.allowed[chosen.row, place]
+            logits = logits.masked_fill(~self.sets[which], -torch.inf)
         return logits
 
     def _penalised(self, logits: Tensor, row: Tensor, place: Tensor, decoder: Decoder) -> Tensor:
@@ -56,10 +62,145 @@ class Shaping:
         return torch.where(seen, torch.where(logits > 0, logits / self.penalty, logits * self.penalty), logits)
 
 
-def new_shaping(config: AsrdConfig, request: Request, processors: Sequence[Processor] = ()) -> Shaping | None:
+def new_shaping(
+    config: AsrdConfig, request: Request, processors: Sequence[Processor] = (), sets: Tensor | None = None
+) -> Shaping | None:
     """What settings and arguments ask for; None: nothing."""
     penalty = float(config.repetition_penalty)
-    if penalty == 1 and not processors:
+    if penalty == 1 and not processors and sets is None:
         return None
     exempt = (*request.rules.eos_ids, request.rules.pad_id)  # the canvas behind a text is full of them
-    return Shaping(penalty, exempt, tuple(processors))
+    return Shaping(penalty, exempt, tuple(processors), sets)
+
+
+def shaped(
+    request: Request,
+    config: AsrdConfig,
+    processors: Any = None,
+    allowed: Any = None,
+    tokenizer: Any = None,
+    rows: Sequence[int] | None = None,
+) -> Request:
+    """The request with what settings, processors and allowed tokens do to its logits; rows: which of `allowed`."""
+    sets, index = None, None
+    if allowed:
+        sets, index = allowed_sets(request, allowed, tokenizer, rows)
+    found = new_shaping(config, request, own_processors(processors, config), sets)
+    return request if found is None else replace(request, shaping=found, allowed=index)
+
+
+# --- allowed tokens ---
+
+
+def allowed_sets(
+    request: Request, allowed: Any, tokenizer: Any = None, rows: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sets of tokens [S, V] bool, the first of which is all, and which one holds at each position [B, G + 1]."""
+    number = len(request.prompt)
+    if isinstance(allowed, Mapping):
+        each = [allowed] * number
+    elif isinstance(allowed, Sequence) and not isinstance(allowed, str):
+        each = [allowed[row] for row in rows] if rows is not None else list(allowed)
+    else:
+        raise ValueError(f"allowed={allowed!r}: expected {{position: ids or strings}}, or a list of such, one a row")
+    if len(each) != number or not all(isinstance(one, Mapping) for one in each):
+        raise ValueError(f"allowed must be one mapping, or {number} of them, one a row")
+    found: dict[tuple[int, ...], int] = {}
+    index = torch.zeros(number, request.length + 1, dtype=torch.int64)
+    for row, mapping in enumerate(each):
+        for where, what in mapping.items():
+            ids = _token_ids(what, where, request, tokenizer)
+            for position in _positions(where, request.length):
+                index[row, position] = found.setdefault(ids, len(found) + 1)
+    sets = torch.zeros(len(found) + 1, request.width, dtype=torch.bool)
+    sets[0] = True
+    for ids, which in found.items():
+        sets[which, list(ids)] = True
+    device = request.prompt.device
+    return sets.to(device), index.to(device)
+
+
+def _positions(where: Any, length: int) -> Sequence[int]:
+    places = where if isinstance(where, range) else range(where, where + 1) if type(where) is int else None
+    if places is None or any(not 0 <= place < length for place in places):
+        raise ValueError(
+            f"allowed has the position {where!r}: expected an integer or range from 0 to {length - 1}, counted from the"
+            " first mask"
+        )
+    return places
+
+
+def _token_ids(what: Any, where: Any, request: Request, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that a value of `allowed` names, in order and each once."""
+    if isinstance(what, Tensor):
+        what = what.tolist()
+    values = [what] if isinstance(what, str | int) else list(what) if isinstance(what, Iterable) else None
+    if not values or not all(type(value) in (int, str) for value in values):
+        raise ValueError(f"allowed[{where!r}]={what!r}: expected token ids or strings, at least one")
+    ids = {single_token(value, tokenizer) if isinstance(value, str) else value for value in values}
+    if wrong := [token for token in ids if not 0 <= token < request.width]:
+        raise ValueError(f"allowed[{where!r}] has id {wrong[0]}, outside the model's {request.width} ids")
+    ids -= set(request.readout.forbidden.tolist())
+    if not ids:
+        raise ValueError(f"allowed[{where!r}]={what!r}: these tokens are suppressed, or the mask; none is left")
+    return tuple(sorted(ids))
+
+
+def single_token(text: str, tokenizer: Any) -> int:
+    """The id of a text that is one token, with or without a blank before it."""
+    if tokenizer is None:
+        raise ValueError(f"allowed has the string {text!r}: give tokenizer=, or token ids")
+    vocabulary = tokenizer.get_vocab()
+    if text in vocabulary:
+        return int(vocabulary[text])
+    for form in (text, " " + text.lstrip()):
+        ids = tokenizer.encode(form, add_special_tokens=False)
+        if len(ids) == 1 and ids[0] != getattr(tokenizer, "unk_token_id", None):
+            return int(ids[0])
+    raise ValueError(f"{text!r} is not one token of this tokenizer: give strings of one token, or ids")
+
+
+# --- foreign logits processors ---
+
+ALONE = {  # transformers' processors that look at nothing but the logits of one position
+    "EpsilonLogitsWarper", "EtaLogitsWarper", "InfNanRemoveLogitsProcessor", "LogitNormalization", "MinPLogitsWarper",
+    "SuppressTokensLogitsProcessor", "TemperatureLogitsWarper", "TopHLogitsWarper", "TopKLogitsWarper",
+    "TopPLogitsWarper", "TypicalLogitsWarper",
+}  # fmt: skip
+_OF_SETTINGS = {  # made by transformers of settings that hold anyway
+    "SuppressTokensLogitsProcessor": "suppress_tokens", "TemperatureLogitsWarper": "temperature",
+    "TopKLogitsWarper": "top_k", "TopPLogitsWarper": "top_p", "MinPLogitsWarper": "min_p",
+    "RepetitionPenaltyLogitsProcessor": "repetition_penalty",
+}  # fmt: skip
+
+
+def own_processors(processors: Any, config: AsrdConfig) -> list[Processor]:
+    """The logits processors that were given and can be applied, in their order; ValueError for any other.
+
+    One that transformers has made of a setting is left out, for the setting holds. A class that is not transformers'
+    says by `per_position = True` that it looks at the logits of one position alone.
+    """
+    if not isinstance(processors, list | tuple | None):
+        raise ValueError(f"logits_processor={processors!r}: expected a list of them")
+    found = []
+    for processor in processors or ():
+        name = type(processor).__name__
+        setting = _OF_SETTINGS.get(name)
+        if setting is not None and getattr(config, setting) != FIELDS[setting].default:
+            continue
+        if name == "TopKLogitsWarper" and processor.top_k == NEUTRAL["top_k"]:
+            continue  # filled in by transformers, not chosen
+        foreign = not type(processor).__module__.startswith("transformers.")
+        if not callable(processor) or not (getattr(processor, "per_position", False) if foreign else name in ALONE):
+            hint = "set its attribute per_position=True if it does not" if foreign else _hint(name)
+            raise ValueError(
+                f"logits_processor: {name} looks at more than the logits of one position, and diffusion decoding has no"
+                f" tokens before all others; {hint}"
+            )
+        found.append(processor)
+    return found
+
+
+def _hint(name: str) -> str:
+    setting = _OF_SETTINGS.get(name)
+    return f"give {setting}= instead" if setting else "leave it out"

@@ -28,6 +28,13 @@ from asrd.models.translate_blocks import with_block_length
 log = logging.getLogger("asrd")
 
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+ORIGINAL_TYPES = (
+    "llada",
+    "dream",
+    "sdar",
+    "sdar_moe",
+    "llada2_moe",
+)  # model_type of authors' own checkpoints
 LARGE = 10**9  # parameters; more than that on a CPU is worth a warning
 OUR_ARGUMENTS = ("config", "ignore_mismatched_sizes", "key_mapping", "output_loading_info", "state_dict")
 
@@ -60,6 +67,7 @@ def load(
     source = resolve(path_or_id)
     hub = {name: from_pretrained_kwargs[name] for name in HUB_ARGUMENTS if name in from_pretrained_kwargs}
     raw = read_json(source, "config.json", hub, required=True)
+    _refuse_quantised(raw, source)
     translate = translation_of(raw, source, trust_remote_code)
     tokenizer = load_tokenizer(source, hub, remote_code=translate is None)
     generation = read_json(source, "generation_config.json", hub)
@@ -83,6 +91,18 @@ def load(
     if tokenizer is not None and END_OF_TURN in tokenizer.get_vocab():
         model.config.eot_token_id = tokenizer.convert_tokens_to_ids(END_OF_TURN)
     return model, tokenizer
+
+
+def _refuse_quantised(raw: Mapping[str, Any], source: str) -> None:
+    """Raise ValueError for an original checkpoint with quantised weights: their names are not known here."""
+    found = raw.get("quantization_config")
+    if not found or str(raw.get("model_type")).lower() not in ORIGINAL_TYPES:
+        return
+    method = found.get("quant_method", "an unknown method") if isinstance(found, Mapping) else found
+    raise ValueError(
+        f"{source!r} holds weights that are quantised already (quantization_config: {method}), which is not supported"
+        " for original checkpoints: load the full-precision one, with quantization_config= to quantise it on the way"
+    )
 
 
 def make_bidirectional(model: PreTrainedModel) -> None:

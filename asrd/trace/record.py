@@ -121,6 +121,8 @@ class Recorder(Inspector):
         }
         if request.lengths is not None and request.offsets is not None:
             header |= {"lengths": request.lengths.tolist(), "offsets": request.offsets.tolist()}
+        if request.given is not None:
+            header["given"] = request.given.tolist()
         ids = [rules.mask_id, rules.pad_id, *rules.eos_ids, *(token for row in prompt for token in row)]
         return header | ({"texts": texts} if (texts := self.texts.new(ids)) else {})
 
@@ -171,8 +173,9 @@ class _Rows:
     def __init__(self, before: Held, after: Held, read: Read, weights: tuple[Tensor, ...], request: Request) -> None:
         rules = request.rules
         self.live, self.batch = (~before.done).tolist(), before.done.shape[1]
+        fixed = None if request.given is None else (request.given != rules.mask_id).cpu()
         events = events_between(
-            1, Moment(*before[:4]), Moment(*after[:4]), rules.mask_id, rules.eos_ids if rules.early_stop else ()
+            1, Moment(*before[:4]), Moment(*after[:4]), rules.mask_id, rules.eos_ids if rules.early_stop else (), fixed
         )
         live, tokens = ~before.done[..., None], after.generated
         numbers = [_rounded(values) for values in (read.confidence, read.entropy, *weights)]

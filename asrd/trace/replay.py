@@ -31,6 +31,8 @@ class Canvas:
         self.header, self.row = header, row
         own = header.length if header.lengths is None else header.lengths[row]
         self.tokens = [header.mask] * own + [header.pad] * (header.length - own)
+        if header.given is not None:
+            self.tokens = [*header.given[row][:own], *self.tokens[own:]]
         self.pending: set[int] = set()
         self.anchors: set[int] = set()
         self.cache: list[int] = []

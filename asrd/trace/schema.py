@@ -38,6 +38,8 @@ class Header:
     lengths: list[int] | None = None  # [B] generated positions of each row, padding behind them; None: all of them
     offsets: list[int] | None = None  # [B] where in a block position 0 is (block-diffusion models); None: at its begin
 
+    given: list[list[int]] | None = None  # [B][G] what the generated part held at first; None: masks
+
     @property
     def rows(self) -> int:
         """B."""
@@ -86,8 +88,8 @@ def header_of(record: Any) -> Header:
         raise TraceError('there is no header: the first line of a trace begins with {"asrd_trace": ...')
     if record["asrd_trace"] != VERSION:
         raise TraceError(f"asrd_trace={record['asrd_trace']!r}: this version of asrd reads version {VERSION} only")
-    optional = [name for name in ("lengths", "offsets") if name in record]
-    names = [field.name for field in fields(Header) if field.name not in ("lengths", "offsets")] + optional
+    optional = [name for name in ("lengths", "offsets", "given") if name in record]
+    names = [field.name for field in fields(Header) if field.name not in ("lengths", "offsets", "given")] + optional
     if missing := [name for name in names if name not in record]:
         raise TraceError(f"the header has no {missing[0]!r}")
     header = Header(**{name: record[name] for name in names})
@@ -112,6 +114,10 @@ def header_of(record: Any) -> Header:
         values = getattr(header, name)
         if values is not None and (len(_integers(values, name)) != header.rows or max(values) > most):
             raise TraceError(f"{name} must be {header.rows} numbers, none of them more than {most}")
+    if header.given is not None:
+        given = [_integers(row, "given") for row in _list(header.given, "given")]
+        if len(given) != header.rows or any(len(row) != header.length for row in given):
+            raise TraceError(f"given must be {header.rows} lists of {header.length} ids")
     return header
 
 

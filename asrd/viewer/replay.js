@@ -37,6 +37,7 @@ class Replay {
     const { length, count, header } = this, size = (count + 1) * length;
     const own = header.lengths ? header.lengths[this.row] : length; // the row may be shorter than others
     this.tokens = new Int32Array(size).fill(header.mask, 0, own).fill(header.pad, own, length);
+    if (header.given) this.tokens.set(header.given[this.row].slice(0, own)); // tokens that were given stay
     this.roles = new Uint8Array(size);
     this.totals = [{ roles: [length, 0, 0, 0, 0, 0, 0], drafted: 0, revoked: 0, anchors: 0, pending: 0, contradicted: 0, edited: 0, cache: [] }];
     this.witnesses = this.steps.some((events) => events.witness);

@@ -206,17 +206,21 @@ def main() -> None:
     options.add_argument("--write", action="store_true", help="make these figures the budget")
     options.add_argument("--missing", action="store_true", help="only what the budget file does not have yet")
     options.add_argument("--usual", action="store_true", help="only the default selection of the tests")
+    options.add_argument("--kernels", nargs="+", metavar="NAME", help="only launches of these, such as chunk_kernel")
     options.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     arguments = options.parse_args()
     chosen = sorted(variants(), key=lambda variant: not variant.usual)
     chosen = [variant for variant in chosen if variant.usual or not arguments.usual]
     old = read_budgets()["kernels"] if BUDGETS.exists() else {}
-    new: dict[str, dict[str, dict[str, int]]] = dict(old) if arguments.usual else {}
+    new: dict[str, dict[str, dict[str, int]]] = dict(old) if arguments.usual or arguments.kernels else {}
     if arguments.missing:
         new = {name: targets for name, targets in old.items() if set(targets) >= set(arguments.targets)}
         chosen = [
             variant for variant in chosen if not {key(launch, variant) for launch in launches(variant)} <= set(new)
         ]
+    if arguments.kernels:
+        named = lambda variant: any(launch.name in arguments.kernels for launch in launches(variant))  # noqa: E731
+        chosen = [variant for variant in chosen if named(variant)]
     for variant, launch, target, figures in measure(chosen, arguments.targets):
         name = key(launch, variant)
         new.setdefault(name, {})[target] = {"registers": figures.registers, "shared": figures.shared}

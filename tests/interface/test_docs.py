@@ -10,6 +10,7 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import io
 import re
 import runpy
 import shlex
@@ -117,6 +118,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model, tokenizer = asrd.load("tiny")
     trace = tmp_path / "trace.jsonl"
     asrd.fast_generate(model, torch.tensor([[4, 5]]), max_new_tokens=4, tokenizer=tokenizer, trace=trace)
+    monkeypatch.setattr("sys.stdin", io.StringIO("how many ?\n/quit\n"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -19,7 +19,7 @@ LAYERS = (  # from the bottom to the top; parts of one layer may not import each
     ("asrd.trace",),
     ("asrd.arguments",),
     ("asrd.generate", "asrd.viewer"),
-    ("asrd.many",),
+    ("asrd.many", "asrd.templates"),
     ("asrd",),  # the public names
     ("asrd.lab",),
     ("asrd.eval",),

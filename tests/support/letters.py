@@ -28,9 +28,9 @@ class Letters:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = []
         while text:
-            token = max((t for t in TEXTS if text.startswith(t)), key=len)
-            ids.append(TEXTS.index(token))
-            text = text[len(token) :]
+            token = max((t for t in TEXTS if text.startswith(t)), key=len, default="")
+            ids += [TEXTS.index(token)] if token else []  # what no token has is left out
+            text = text[len(token) or 1 :]
         return ids
 
     def __call__(self, texts: Any, **options: Any) -> dict[str, Any]:

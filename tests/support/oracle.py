@@ -107,21 +107,28 @@ def decode(
     settings: Settings,
     noise: Noise | None = None,
     before_forward: Callable[[list[int], set[int]], None] | None = None,
+    given: Sequence[int] | None = None,
+    allowed: dict[int, set[int]] | None = None,
 ) -> Result:
     """Decode one row.
+
+    given: what the generated part holds at first, max_new_tokens ids; where it is not the mask, the token stays.
+    allowed: p - P -> the tokens that may stand at generated position p - P.
 
     prompt: token ids, not empty, without the mask. table: embeddings [V, D], float64.
     before_forward: told the canvas and the pending positions as they are in each forward pass.
     """
     cfg, mask = settings, settings.mask_token_id
-    if not prompt or mask in prompt:
+    if (not prompt and given is None) or mask in prompt:
         raise ValueError("the prompt must be non-empty and without mask tokens")
 
     # State of one row.
-    begin, budget = len(prompt), cfg.max_new_tokens
-    canvas = list(prompt) + [mask] * budget
-    generated = range(begin, begin + budget)
-    blocks = [generated[b : b + cfg.block_length] for b in range(0, budget, cfg.block_length)]
+    begin, length = len(prompt), cfg.max_new_tokens
+    canvas = list(prompt) + (list(given) if given is not None else [mask] * length)
+    generated = range(begin, begin + length)
+    fixed = {p for p in generated if canvas[p] != mask}
+    budget = length - len(fixed)
+    blocks = [generated[b : b + cfg.block_length] for b in range(0, length, cfg.block_length)]
     pending: set[int] = set()
     cache: list[int] = []
     history: dict[int, list[int]] = {p: [] for p in generated}
@@ -148,7 +155,10 @@ def decode(
         # 2. One forward pass; statistics of the masks with guidance and of the pending.
         if before_forward is not None:
             before_forward(canvas, pending)
-        logits = guided_logits(embeds, begin, table, forward, cfg)
+        logits = guided_logits(embeds, {*range(begin), *fixed}, table, forward, cfg)
+        for p, tokens in ((begin + place, tokens) for place, tokens in (allowed or {}).items()):
+            row = logits[p - 1 if cfg.shifted_logits else p]
+            row[:] = [value if token in tokens else -math.inf for token, value in enumerate(row)]
         seen = {p: predict(logits, p, begin, cfg, noise, decided_by) for p in sorted(guided | pending)}
         if any(seen[p].tied for p in seen):
             ties.add("top-1")
@@ -210,7 +220,10 @@ def decode(
             pending = set()
         open_positions = pending | {p for p in generated if canvas[p] == mask}
         done = not open_positions or s == budget
-        end = end_of_text(canvas, generated, open_positions, cfg)
+        last_fixed = max(fixed, default=-1)
+        end = end_of_text(canvas, range(max(begin, last_fixed + 1), generated.stop), open_positions, cfg)
+        if any(p <= last_fixed for p in open_positions):
+            end = None
         stopped_early = end is not None and not done
         if end is not None:
             for p in range(end + 1, generated.stop):
@@ -293,14 +306,15 @@ def edited_embeddings(
 
 
 def guided_logits(
-    embeds: torch.Tensor, begin: int, table: torch.Tensor, forward: Forward, cfg: Settings
+    embeds: torch.Tensor, known: set[int], table: torch.Tensor, forward: Forward, cfg: Settings
 ) -> list[list[float]]:
-    """Logits of every canvas position as the model gives them, after classifier-free guidance."""
+    """Logits of every canvas position as the model gives them, after classifier-free guidance: without the tokens at
+    the known positions."""
     conditional = forward(embeds.unsqueeze(0))[0]
     if cfg.cfg_scale == 0:
         return conditional.tolist()
     without_prompt = embeds.clone()
-    without_prompt[:begin] = table[cfg.mask_token_id]
+    without_prompt[sorted(known)] = table[cfg.mask_token_id]
     unconditional = forward(without_prompt.unsqueeze(0))[0]
     return (unconditional + (cfg.cfg_scale + 1) * (conditional - unconditional)).tolist()
 

@@ -47,10 +47,13 @@ class StepEvents:
         return (self.before != self.after) & ~self.drafted & ~self.revoked & ~self.filled
 
 
-def events_between(step: int, before: Moment, after: Moment, mask_id: int, eos_ids: Sequence[int]) -> StepEvents:
-    """What leads from one moment to the other; of a row that was done already, only what is `filled`."""
+def events_between(
+    step: int, before: Moment, after: Moment, mask_id: int, eos_ids: Sequence[int], fixed: Tensor | None = None
+) -> StepEvents:
+    """What leads from one moment to the other; of a row that was done already, only what is `filled`. fixed [B, G]:
+    tokens that were given."""
     was_mask, is_mask = before.tokens == mask_id, after.tokens == mask_id
-    filled = _past_end(after.tokens, eos_ids) & after.done[..., None]
+    filled = _past_end(after.tokens, eos_ids, fixed) & after.done[..., None]
     return StepEvents(
         step=step,
         before=before.tokens,
@@ -64,11 +67,13 @@ def events_between(step: int, before: Moment, after: Moment, mask_id: int, eos_i
     )
 
 
-def _past_end(tokens: Tensor, eos_ids: Sequence[int]) -> Tensor:
-    """[..., G] bool: an end-of-text stands before the position."""
+def _past_end(tokens: Tensor, eos_ids: Sequence[int], fixed: Tensor | None = None) -> Tensor:
+    """[..., G] bool: an end-of-text stands before the position, and no given token behind that."""
     ends = torch.zeros_like(tokens, dtype=torch.bool)
     for token in eos_ids:
         ends |= tokens == token
+    if fixed is not None:
+        ends &= ~fixed.flip(-1).cummax(-1).values.flip(-1)
     return ends.cumsum(-1) > ends.long()
 
 
@@ -81,18 +86,25 @@ class EventObserver:
     def __init__(self, mask_id: int, eos_ids: Sequence[int], handle: Callable[[StepEvents], None]) -> None:
         self.mask_id, self.eos_ids, self.handle = mask_id, tuple(eos_ids), handle
         self.step = 0
+        self.fixed: Tensor | None = None
+        self.start: Tensor | None = None  # the canvas before the first step; None: masks
         self.before = Moment(*[torch.empty(0)] * len(Moment._fields))
 
     def __call__(self, state: DecodeState) -> None:
-        self.see(moment_of(state))
+        after = moment_of(state)
+        if self.step == 0:
+            self.fixed = state.fixed.cpu()
+            self.start = torch.where(state.fixed.cpu(), after.tokens, self.mask_id)
+        self.see(after)
 
     def see(self, after: Moment) -> None:
         """The step that leads to this moment is over."""
         if self.step == 0:
             blank = Moment(*(torch.zeros_like(tensor) for tensor in after))
-            self.before = blank._replace(tokens=torch.full_like(after.tokens, self.mask_id))
+            start = torch.full_like(after.tokens, self.mask_id) if self.start is None else self.start
+            self.before = blank._replace(tokens=start)
         self.step += 1
-        self.handle(events_between(self.step, self.before, after, self.mask_id, self.eos_ids))
+        self.handle(events_between(self.step, self.before, after, self.mask_id, self.eos_ids, self.fixed))
         self.before = after
 
 

@@ -67,15 +67,19 @@ PLANTS = {
     ),
     "vocab_stats loses its mask": Plant(
         "vocab_stats", lambda: stats_case(1, 1000, torch.bfloat16),
-        'tl.load(p_x, mask=o_v < vocab, other=-float("inf"))', "tl.load(p_x)", {"out of bounds"}, "logits",
+        ', mask=o_v < vocab, other=-float("inf"))', ")", {"out of bounds"}, "logits",
     ),
     "vocab_stats steps by the wrong stride": Plant(
         "vocab_stats", lambda: stats_case(3, 1000, torch.float32, gap=5), "n * stride_n", "n * vocab",
         {"out of bounds"}, "logits",
     ),
     "vocab_stats reduces by the wrong operation": Plant(
-        "vocab_stats", lambda: stats_case(1, 1000, torch.float32), "tl.sum(b_weight, axis=0)",
-        "tl.max(b_weight, axis=0)", set(),
+        "vocab_stats", lambda: stats_case(1, 1000, torch.float32), "tl.sum(b_weight, axis=AXIS)",
+        "tl.max(b_weight, axis=AXIS)", set(),
+    ),
+    "vocab_stats lets a forbidden token race": Plant(
+        "vocab_stats", lambda: stats_case(1, 1000, torch.float32, temperature=0.7), "tl.load(ids + i) - first",
+        "tl.load(ids + i) - first + LANES", set(),
     ),
     "the merge reads a chunk too many": Plant(
         "vocab_stats", lambda: stats_case(1, 5000, torch.float32), "o_chunk < chunks", "o_chunk <= chunks",
@@ -83,7 +87,7 @@ PLANTS = {
     ),
     "a chunk leaves its sum unwritten": Plant(
         "vocab_stats", lambda: stats_case(1, 1000, torch.float32),
-        "tl.store(p_number + MERGE, tl.sum(b_weight, axis=0))", "pass", {"unwritten"}, "numbers",
+        "tl.store(p_number + MERGE, rest)", "pass", {"unwritten"}, "numbers",
     ),
     "anchor_embed copies a dimension too many": Plant(
         "anchor_embed", EMBED, "m_d = o_d < dim\n            b_row", "m_d = o_d <= dim\n            b_row",
