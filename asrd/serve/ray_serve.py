@@ -51,10 +51,10 @@ def deploy(
         """One model and its engine."""
 
         def __init__(self, plan: Plan) -> None:
-            self.service, self.app = plan.make()
+            self.service, self.routes = plan.make()
 
         def __serve_build_asgi_app__(self) -> Any:
-            return self.app
+            return self.routes
 
         def check_health(self) -> None:
             """Ray asks regularly, and replaces a replica that raises."""
