@@ -47,6 +47,11 @@ def run_errors(arguments: argparse.Namespace) -> None:
         found = errors.annotated_errors(read_annotations(arguments.annotations))
         _finish(arguments, reports.errors_report(found, _about(arguments, settings), arguments.annotations.name))
         return
+    if arguments.eval is not None:
+        from asrd.eval.annotation import annotation_samples
+
+        _write_tasks(arguments, settings, annotation_samples(arguments.eval, arguments.kind, arguments.n))
+        return
     decoders, windows = _decoders(arguments), windows_of(arguments)
     model, tokenizer = load_model(arguments)
     samples = _samples(arguments, tokenizer)
@@ -54,9 +59,7 @@ def run_errors(arguments: argparse.Namespace) -> None:
         texts = errors.tasks_of(
             model, samples, tokenizer, decoders, windows, settings, arguments.batch_size, quiet=False
         )
-        content = tasks(arguments.kind, _about(arguments, settings), texts)
-        write_text(arguments.tasks, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        print(f"{len(texts)} texts for an annotator are in {arguments.tasks}; then: --annotations {arguments.tasks}")
+        _write_tasks(arguments, settings, texts)
         return
     problems = [sample.problem for sample in samples if sample.problem is not None]
     if len(problems) != len(samples):
@@ -66,6 +69,12 @@ def run_errors(arguments: argparse.Namespace) -> None:
         )
     found = errors.packaged_errors(model, problems, decoders, windows, settings, arguments.batch_size, quiet=False)
     _finish(arguments, reports.errors_report(found, _about(arguments, settings), _title(arguments, samples)))
+
+
+def _write_tasks(arguments: argparse.Namespace, settings: dict[str, Any], texts: list[dict[str, Any]]) -> None:
+    content = tasks(arguments.kind, _about(arguments, settings), texts)
+    write_text(arguments.tasks, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(texts)} texts for an annotator are in {arguments.tasks}; then: --annotations {arguments.tasks}")
 
 
 def run_runtime(arguments: argparse.Namespace) -> None:

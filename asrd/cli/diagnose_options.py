@@ -67,6 +67,9 @@ def _add_errors(what: Any) -> None:
     command.add_argument("--windows", default="1,2,3,4", help="k of the decoders with anchors (default: %(default)s)")
     command.add_argument("--annotations", type=Path, help="read an annotated file instead of decoding")
     command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file")
+    command.add_argument(
+        "--eval", type=Path, metavar="FOLDER", help="with --tasks: the texts of an asrd eval, --n each"
+    )
     command.add_argument("--kind", choices=KINDS, default="math", help="kind of annotator's prompt")
     _add_prompts(command)
     add_model(command)
@@ -124,6 +127,8 @@ def _check(arguments: argparse.Namespace) -> None:
         windows_of(arguments)
     if getattr(arguments, "annotations", None) is not None and arguments.tasks is not None:
         raise ValueError("--annotations and --tasks: one reads what the other writes; give one of the two")
+    if getattr(arguments, "eval", None) is not None and arguments.tasks is None:
+        raise ValueError("--eval takes texts for an annotator from an evaluation: give --tasks FILE, too")
     for name in ("prompts", "annotations"):
         path = getattr(arguments, name, None)
         if path is not None and not path.is_file():

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from asrd.cli.loading import limit_threads, load_model, load_plugins, require_tokenizer
 from asrd.cli.settings import listed, parse_setting, parse_sweep
 from asrd.eval.report import save, show
-from asrd.eval.run import Cell
+from asrd.eval.run import Cell, Scored
 from asrd.eval.sandbox import Limits
 from asrd.eval.session import Session, missing_layers
-from asrd.eval.summary import summarise
+from asrd.eval.summary import Row, summarise
 from asrd.eval.tasks import load_task
 from asrd.lab.compare.plan import RunSpec, plan_runs
 from asrd.lab.tables import console, print_table
@@ -23,26 +27,84 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.check_scoring:
         check_scoring(arguments)
         return
+    if arguments.repeat is not None:
+        repeat(arguments)
+        return
     common = dict(parse_setting(item) for item in arguments.set)
+    if arguments.preset:
+        run_preset(arguments, common)
+        return
     sweeps = dict(parse_sweep(item) for item in arguments.sweep)
     runs = plan_runs(listed(arguments.decoders or "asrd"), common, sweeps, range(arguments.seeds))
     session = session_of(arguments)
     evaluate(session, cells_of(arguments, runs, chat_of(arguments, session.tokenizer)))
 
 
-def evaluate(session: Session, cells: list[Cell]) -> None:
-    """Run the cells and write the tables as they fill."""
+def run_preset(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
+    """A table of the paper."""
+    from asrd.eval.comparison import HEADINGS, LEGEND, compared, page
+    from asrd.eval.presets import NOTES, PRESETS, entries
+
+    preset, base = PRESETS[arguments.preset], "base" in arguments.model.lower()
+    chat = arguments.chat == "on" or (arguments.chat == "auto" and not base)
+    lengths = [int(length) for length in listed(arguments.lengths)] if arguments.lengths else []
+    benchmarks = listed(arguments.benchmarks) if arguments.benchmarks else []
+    plan = entries(preset, base, chat, lengths, benchmarks, common)
+    session = session_of(arguments)
+
+    def lines(rows: Sequence[Row]) -> list[list[str]]:
+        return compared(preset, plan, rows, arguments.model)
+
+    rows = evaluate(session, [entry.cell for entry in plan], lambda rows: page(preset, lines(rows), arguments.model))
+    print_table(console(), HEADINGS, lines(rows), preset.title, keys=3)
+    print("\n".join([LEGEND, *NOTES, *preset.notes]))
+
+
+def repeat(arguments: argparse.Namespace) -> None:
+    """An evaluation once more, from its record."""
+    from asrd.eval.record import differences
+    from asrd.eval.repeat import agreements, next_folder, read_record
+
+    record = read_record(arguments.repeat)
+    for name, value in record["arguments"].items():
+        setattr(arguments, name, Path(value) if name == "data" and value else value)
+    for name in ("limit", "level", "batch_size", "max_length"):
+        setattr(arguments, name, record[name])
+    arguments.no_events, arguments.out = not record["events"], next_folder(arguments.repeat)
+    if record["code"]:
+        if not arguments.allow_code_execution:
+            raise ValueError(f"--repeat {arguments.repeat} executes programs: allow it with --allow-code-execution")
+        arguments.code_seconds, arguments.code_memory = record["code"]["seconds"], record["code"]["memory"] >> 20
+    cells = [Cell.from_dict(content) for content in record["cells"]]
+    session = session_of(arguments)
+    evaluate(session, cells)
+    found = list(agreements(arguments.repeat, arguments.out, cells))
+    rows = [[a.cell.task, a.cell.run.label, str(a.texts), str(a.equal), str(a.scores), a.first] for a in found]
+    headings = ["task", "decoder", "answers", "equal token by token", "equal scores", "first difference"]
+    print_table(console(), headings, rows, f"{arguments.repeat} and {arguments.out}", keys=2)
+    about = json.loads((arguments.out / "record.json").read_text(encoding="utf-8"))
+    changed = differences(about, record)
+    print("\n".join(changed or ["versions, machine, model, data and settings are the same"]))
+    content = {"differences": changed, "cells": [{**asdict(a), "cell": a.cell.as_dict()} for a in found]}
+    (arguments.out / "repeat.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def evaluate(session: Session, cells: list[Cell], extra: Callable[[Sequence[Row]], str] = lambda rows: "") -> list[Row]:
+    """Run the cells and write the tables as they fill; extra: what else results.md has."""
     session.check(cells)
     about = session.about(cells)
     if about["sandbox"] and (missing := missing_layers(about["sandbox"])):
         print(f"programs run without {', '.join(missing)}: use a container")
-    done = []
+    done: list[Scored] = []
+    rows: list[Row] = []
     for scored in session.run(cells, about):
         done.append(scored)
         print(f"{len(done)} of {len(cells)}: {scored.cell.task}, {scored.cell.run.label}")
-        save(summarise(done), session.out, about)
-    show(summarise(done))
+        rows = summarise(done)
+        save(rows, session.out, about, extra(rows))
+    show(rows)
     print(f"record.json, results.json, results.csv, results.md and every answer (cells/) are in {session.out}")
+    return rows
 
 
 def cells_of(arguments: argparse.Namespace, runs: list[RunSpec], chat: bool) -> list[Cell]:
@@ -72,9 +134,11 @@ def session_of(arguments: argparse.Namespace) -> Session:
     limit_threads()
     model, tokenizer = load_model(arguments)
     require_tokenizer(arguments, tokenizer)
+    how = {name: getattr(arguments, name) for name in ("model", "dtype", "device", "attn", "trust_remote_code")}
+    how |= {"data": None if arguments.data is None else str(arguments.data.resolve())}
     return Session(
         arguments.model, model, tokenizer, arguments.out, arguments.data, arguments.limit, arguments.level,
-        arguments.batch_size, not arguments.no_events, limits_of(arguments), arguments.max_length,
+        arguments.batch_size, not arguments.no_events, limits_of(arguments), arguments.max_length, how,
     )  # fmt: skip
 
 

@@ -16,6 +16,10 @@ TASK_NAMES = (
     "gsm8k", "gsm8k_cot", "gsm8k_cot_zeroshot", "minerva_math500", "humaneval", "humaneval_instruct", "mbpp",
     "mbpp_instruct", "nq_open", "cnn_dailymail", "packaged",
 )  # fmt: skip
+PRESET_NAMES = (
+    "paper-main", "paper-base-rl", "paper-multiseed", "paper-threshold-only", "paper-open-ended", "paper-block-models",
+)  # fmt: skip
+BENCHMARKS = ("HumanEval", "MBPP", "GSM8K", "MATH500", "NQ-Open", "CNN/DailyMail")
 
 
 def add(commands: Any) -> None:
@@ -49,6 +53,13 @@ def add(commands: Any) -> None:
         "--no-events", action="store_true",
         help="do not watch single tokens (anchors, flip-flops): for wall-clock figures on a GPU",
     )  # fmt: skip
+    command.add_argument("--preset", choices=PRESET_NAMES, help="a table of the paper, in place of --tasks")
+    command.add_argument("--lengths", help="of a preset: these lengths only, such as 256")
+    command.add_argument("--benchmarks", help=f"of a preset: these only, of {','.join(BENCHMARKS)}")
+    command.add_argument(
+        "--repeat", type=Path, metavar="FOLDER",
+        help="run the evaluation in this folder again, from its record, and compare token by token",
+    )  # fmt: skip
     command.add_argument(
         "--check-scoring", action="store_true",
         help="no model: score the published solutions of the tasks (100 %% if all is right) and wrong answers (0 %%)",
@@ -73,7 +84,16 @@ def _check(arguments: argparse.Namespace) -> None:
     at_least(arguments, limit=1, seeds=1, batch_size=1, max_length=2, code_memory=64, shots=0)
     if arguments.code_seconds <= 0:
         raise ValueError(f"--code-seconds {arguments.code_seconds}: expected more than 0")
-    if not arguments.tasks:
+    if sum(map(bool, (arguments.tasks, arguments.preset, arguments.repeat))) > 1:
+        raise ValueError("--tasks, --preset and --repeat: give one of the three")
+    if arguments.repeat is not None:
+        given = [name for name in ("decoders", "set", "sweep") if getattr(arguments, name)]
+        if given:
+            raise ValueError(f"--repeat and --{given[0]}: the record says what is run; leave --{given[0]} out")
+    elif arguments.preset:
+        if arguments.decoders or arguments.sweep or arguments.seeds != 1 or arguments.shots is not None:
+            raise ValueError("--preset has its own decoders, settings, seeds and shots: give --set to change a setting")
+    elif not arguments.tasks:
         raise ValueError("--tasks is missing: name one or several tasks, such as gsm8k_cot_zeroshot,humaneval_instruct")
     if arguments.data is not None and not arguments.data.is_dir():
         raise ValueError(f"--data {arguments.data}: there is no such folder")

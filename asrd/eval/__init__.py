@@ -17,4 +17,9 @@ session        all cells of an evaluation, with its record
 record         versions, weights, data, machine
 summary        scores, intervals, differences, speed
 report         tables
+presets        the paper's tables as evaluations
+paper          the paper's figures (paper.csv)
+comparison     ours beside them
+annotation     texts for an annotator of errors
+repeat         an evaluation run again and compared token by token
 """

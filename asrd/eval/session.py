@@ -35,6 +35,7 @@ class Session:
     events: bool = True
     limits: Limits | None = None
     max_length: int | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)  # how the model was loaded, for the record
     loaded: dict[tuple[str, int | None], Loaded] = field(default_factory=dict)
 
     def task(self, name: str, shots: int | None) -> Loaded:
@@ -64,6 +65,7 @@ class Session:
         return {
             "environment": environment(),
             "model": self.model_record,
+            "arguments": self.arguments,
             "data": {cell.task: self.task(cell.task, cell.shots).data for cell in cells},
             "batch_size": self.batch_size,
             "limit": self.limit,

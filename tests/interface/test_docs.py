@@ -34,15 +34,23 @@ ROOT = Path(__file__).parents[2]
 README, GUIDE, DIAGNOSE = (ROOT / name for name in ("README.md", "docs/guide.md", "docs/diagnose.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 HUB_ID = re.compile(r"(?:GSAI-ML|Dream-org)/[\w.-]+")
-SMALL = {"n": 2, "watch": 1, "draws": 2, "max_new_tokens": 32}  # options of `asrd`, and the most that a test takes
+SMALL = {"n": 2, "limit": 2, "watch": 1, "draws": 2, "max_new_tokens": 32}  # options, and the most that a test takes
 SLOW = {  # part of a command of `asrd`: why running it is a long test
     "asrd compare": "4 to 59 decodes, and plots",
+    "asrd eval": "lm-eval, and four decodes",
     "diagnose attention": "four forward passes for each step",
     "diagnose errors": "six decodes",
     "diagnose runtime": "every decoder twice",
     "diagnose stability": "five decodes of each of three models",
 }
-PARSED_ONLY = ("--annotations", "serve", "batch")  # waits for an annotator; serves for ever; starts a cluster
+PARSED_ONLY = {  # a word of a command: why it is not run
+    "--annotations": "waits for an annotator",
+    "serve": "serves for ever",
+    "batch": "starts a cluster",
+    "--data": "needs the files of benchmarks",
+    "--repeat": "needs an evaluation",
+    "--eval": "needs an evaluation",
+}
 WITH_A_SERVER = ("serve.md",)  # tests/serve/test_docs.py runs the blocks of these
 SHELL = {"python3 -m venv .venv", ". .venv/bin/activate", "ruff check .", "ruff format --check .", "mypy", ".ci/run"}
 
