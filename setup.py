@@ -12,6 +12,9 @@ VIZ = ["pandas>=2.2"]
 SUDOKU = ["reasoning-gym>=0.1.25"]  # to train tiny-sudoku; its puzzles for scoring are in the package
 EVAL = ["lm-eval[math]==0.4.13", "rouge-score>=0.1.2"]
 TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
+SERVE = ["fastapi>=0.115", "uvicorn>=0.34", "prometheus-client>=0.21"]
+RAY = ["ray[serve,data]==2.60.*", *SERVE]
+TEST += [*RAY, "openai>=2"]
 TEST += ["setuptools>=77", "triton>=3.7; platform_system == 'Linux'", *VIZ, *EVAL, *SUDOKU]
 
 setup(
@@ -47,11 +50,14 @@ setup(
             "viewer/*.html",
             "viewer/*.css",
             "viewer/*.js",
+            "serve/page/*.html",
+            "serve/page/*.css",
+            "serve/page/*.js",
         ],
         "asrd_kernels": ["py.typed"],
     },
     install_requires=[
-        "torch>=2.6",
+        "torch>=2.7",
         "transformers>=5.22,<6",
         "accelerate>=1.10",
         "safetensors>=0.8",
@@ -59,6 +65,14 @@ setup(
         "tqdm>=4.66",
         "rich>=14",
     ],
-    extras_require={"flash": ["flash-attn>=2.8"], "viz": VIZ, "eval": EVAL, "sudoku": SUDOKU, "test": TEST},
+    extras_require={
+        "flash": ["flash-attn>=2.8"],
+        "viz": VIZ,
+        "eval": EVAL,
+        "sudoku": SUDOKU,
+        "serve": SERVE,
+        "ray": RAY,
+        "test": TEST,
+    },
     entry_points={"console_scripts": ["asrd=asrd.cli:main"]},
 )

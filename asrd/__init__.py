@@ -12,11 +12,12 @@ engine/      the loop, requests, KV caches, CUDA graphs, observers
 decoders/    one decoder a file, and the table of names
 trace/       every step of a decode, to be replayed; viewer/ makes the page that shows it
 lab/         what studies decoders: the packaged task and models, compare, diagnose
+serve/       an OpenAI-compatible server, and Ray
 cli/         the command `asrd`
 
 `import asrd` imports nothing heavy; each name is loaded when it is first used.
 Layers import downwards only: asrd_kernels < settings, files < config, output < models < engine < decoders < trace <
-viewer, generate < many < lab < cli (tests/interface/test_layers.py).
+viewer, generate < many < lab < serve < cli (tests/interface/test_layers.py).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _HOMES = {
 }
 _MODULES = (
     "arguments", "cli", "config", "decoders", "engine", "files", "generate", "lab", "many", "models", "output",
-    "settings", "templates", "trace", "viewer",
+    "serve", "settings", "templates", "trace", "viewer",
 )  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 

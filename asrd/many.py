@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from asrd.arguments import own_criteria, resolve_config
-from asrd.config import AsrdConfig, check, resolve_aliases
+from asrd.config import FIELDS, AsrdConfig, check, resolve_aliases
 from asrd.engine.canvas import config_of_part, first_masks
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import COUNTS, Job, Kind, Outcome
 from asrd.engine.request import Request, prepare
-from asrd.engine.scheduler import Scheduler, Usage
+from asrd.engine.scheduler import GRAPH_MEMORY, Scheduler, Usage
 from asrd.engine.shaping import shaped
 from asrd.engine.stopping import text_before
 from asrd.generate import checked_decoder, row_stops, warn_of_training
@@ -99,6 +99,8 @@ class Engine:
     generation_config  an `AsrdConfig`, or any GenerationConfig
     observers          callables that are shown the state of each batch after each step, and whose row each slot is
                        (None: nobody's); they must not change it
+    graph_memory       on a GPU, bytes that batches without requests may hold so that their CUDA graphs need not be
+                       recorded again
     **settings         any field of `AsrdConfig`, for all requests that do not say otherwise
 
     Settings that do not fit the model raise ValueError here; what is wrong with a request is said in its result.
@@ -113,6 +115,7 @@ class Engine:
         chat: bool = True,
         generation_config: GenerationConfig | None = None,
         observers: Sequence[Observer] = (),
+        graph_memory: int = GRAPH_MEMORY,
         **settings: Any,
     ) -> None:
         if not isinstance(slots, int) or slots < 1:
@@ -121,7 +124,9 @@ class Engine:
         warn_of_training(model)
         self._kinds: dict[str, Kind] = {}
         self._kind = self._kind_of(resolve_config(generation_config, settings, model=model))
-        self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers])
+        if not isinstance(graph_memory, int) or graph_memory < 0:
+            raise ValueError(f"graph_memory={graph_memory!r} is out of range: expected a number of bytes")
+        self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers], graph_memory)
         self._submitted = 0
         self._ended: list[Result] = []  # and not yet handed out
 
@@ -142,7 +147,8 @@ class Engine:
 
     @property
     def graphs(self) -> GraphUse:
-        """On a GPU, the CUDA graphs that are kept (`count`) and the memory that they take (`bytes`)."""
+        """On a GPU, the CUDA graphs that are kept (`count`), the memory that they take (`bytes`), and what batches
+        without requests hold for their sake (`idle_bytes`, at most `graph_memory`)."""
         return self._scheduler.graphs
 
     @torch.no_grad()
@@ -221,7 +227,11 @@ class Engine:
     def _settle(self, settings: dict[str, Any], ids: Tensor) -> tuple[Kind, AsrdConfig, int | None]:
         """The kind of a request with these settings, its own configuration, and where its generated part begins if it
         has masks in its prompt."""
-        given = {name: value for name, value in resolve_aliases(settings).items() if value is not None}
+        given = {
+            name: value
+            for name, value in resolve_aliases(settings).items()
+            if value is not None or (name in FIELDS and FIELDS[name].fits(None))  # such as kv_cache: none for this one
+        }
         own = {name: given.pop(name) for name in _OWN if name in given}
         kind = self._kind
         if given:

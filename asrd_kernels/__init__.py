@@ -1,5 +1,6 @@
 """The operations of a decoding step, on tensors only.
 
+arrays        what tensors and numpy's arrays have in common: on a CPU the small operations run on the latter
 state         DecodeState, Rules, VocabStats, Slots: what the operations share
 anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy

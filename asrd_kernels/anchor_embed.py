@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asrd_kernels.arrays import Array, as_floats, columns, namespace, where
 from asrd_kernels.philox import gaussian, uniform_token
 from asrd_kernels.state import DecodeState, Rules
 
@@ -18,51 +19,63 @@ FLAT = 1e-6  # nats; entropies closer together than this count as equal
 HUGE = 1e30  # more than any entropy, and finite, so that 0 times it is 0
 
 
-def centroid(state: DecodeState, rules: Rules, table: Tensor) -> tuple[Tensor, Tensor]:
+def centroid(
+    state: DecodeState, rules: Rules, table: Tensor, arrays: DecodeState | None = None
+) -> tuple[Tensor, Array]:
     """[B, 1, D] mean clean embedding of the cached anchors (0 if there is none) and [B, 1] bool: is there one?"""
-    ring = state.ring[:, : rules.capacity]
-    cached = state.anchors.clamp(max=rules.capacity)[:, None]
+    dtype = state.entropy.dtype
+    cached = (arrays or state).anchors.clip(max=rules.capacity)[:, None]
     if rules.capacity == 0:
-        return torch.zeros(len(ring), 1, table.shape[1], dtype=state.entropy.dtype, device=table.device), cached > 0
-    filled = (torch.arange(rules.capacity, device=table.device) < cached).to(state.entropy.dtype)
-    anchors = F.embedding(state.generated.gather(1, ring), table).to(filled.dtype)
-    return filled[:, None] @ anchors / cached.clamp(min=1)[..., None], cached > 0
+        return torch.zeros(len(cached), 1, table.shape[1], dtype=dtype, device=table.device), cached > 0
+    filled = torch.as_tensor(as_floats(columns(cached, rules.capacity) < cached, (arrays or state).entropy))
+    anchors = F.embedding(state.generated.gather(1, state.ring[:, : rules.capacity]), table).to(dtype)
+    return filled[:, None] @ anchors / torch.as_tensor(cached.clip(min=1))[..., None], cached > 0
 
 
-def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Tensor) -> Tensor:
+def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Array) -> Array:
     """[B, G] g: alpha times the min-max normalised entropy of the step before, 0 outside the guided masks."""
-    entropy = state.entropy
+    entropy, xp = state.entropy, namespace(state.entropy)
     if rules.magnitude == "constant":
-        return torch.full_like(entropy, rules.alpha) * (state.guided & any_anchor)
-    low = torch.where(entropy < 0, HUGE, entropy).amin(1, keepdim=True)
-    spread = entropy.amax(1, keepdim=True) - low  # negative if no entropy is known
-    scale = torch.where((spread > FLAT) & any_anchor, rules.alpha / spread, 0.0)
-    return ((entropy - low) * scale).clamp_(min=0.0) * state.guided  # NO_ENTROPY lies below low
+        return xp.full_like(entropy, rules.alpha) * (state.guided & any_anchor)
+    low = xp.amin(where(entropy < 0, HUGE, entropy), 1)[:, None]
+    spread = xp.amax(entropy, 1)[:, None] - low  # negative if no entropy is known
+    scale = rules.alpha * (1 / where((spread > FLAT) & any_anchor, spread, float("inf")))
+    return ((entropy - low) * scale).clip(min=0) * state.guided  # NO_ENTROPY lies below low
 
 
-def anchor_embed_torch(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor) -> Tensor:
+def anchor_embed_torch(
+    state: DecodeState,
+    table: Tensor,
+    rules: Rules,
+    row_ids: Tensor,
+    seeds: Tensor,
+    arrays: DecodeState | None = None,
+) -> Tensor:
     """`inputs_embeds` [B, L, D] in the table's dtype, computed in the statistics' dtype and rounded once.
 
-    table [V, D]; row_ids and seeds, [B] int64, key the draws of the two random probes.
+    table [V, D]; row_ids and seeds, [B] int64, key the draws of the two random probes. arrays: those of the state,
+    where the host may look at it.
     """
     embeds = F.embedding(state.tokens, table)
     text = embeds[:, state.prompt_length :]
     clean = text.to(state.entropy.dtype)
-    center, any_anchor = centroid(state, rules, table)
-    keep = add = guidance_weights(state, rules, any_anchor)  # u and w
-    probed = state.pending & any_anchor
-    if rules.probe in ("orthogonal", "parallel"):
+    center, any_anchor = centroid(state, rules, table, arrays)
+    blend = add = torch.as_tensor(guidance_weights(arrays or state, rules, any_anchor))  # u and w; 0 where pending
+    if rules.probe in ("orthogonal", "parallel"):  # without anchors c is 0, and so is the probe
         square = torch.linalg.vecdot(clean, clean)
-        rho = torch.where(square > 0, torch.linalg.vecdot(clean, center) / square, 0.0)
+        rho = (torch.linalg.vecdot(clean, center) / square).masked_fill_(square == 0, 0.0)
+        strength = rules.beta if rules.probe == "orthogonal" else -rules.beta
+        blend = torch.where(state.pending, strength * rho, blend)
         if rules.probe == "orthogonal":
-            keep, add = torch.where(probed, rules.beta * rho, keep), torch.where(probed, rules.beta, add)
-        else:
-            keep = torch.where(probed, -rules.beta * rho, keep)
-    edited = torch.addcmul(clean * (1 - keep)[..., None], add[..., None], center)
+            add = torch.add(add, state.pending, alpha=rules.beta)
+    edited = clean * (1 - blend)[..., None]
     if rules.probe in ("gaussian", "random"):
+        edited.addcmul_(add[..., None], center)
+        probed = (state.pending & torch.as_tensor(any_anchor))[..., None]
         probe = _random_probe(state, table, rules, row_ids, seeds, clean, center)
-        edited = torch.where(probed[..., None], clean + rules.beta * probe, edited)
-    text.copy_(edited)
+        text.copy_(torch.where(probed, clean + rules.beta * probe, edited))
+    else:
+        text.copy_(edited.addcmul_(add[..., None], center))
     return embeds
 
 

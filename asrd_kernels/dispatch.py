@@ -1,8 +1,9 @@
 """Which implementation of an operation runs: the PyTorch twin, anywhere, or the Triton kernel, on a GPU.
 
-Each operation takes its twin's arguments and `impl`; both implementations decide the same. Knows devices and what is
-installed, not what the operations compute. Triton is imported when a kernel is first wanted, so that a machine
-without it can import this package.
+Each operation takes its twin's arguments and `impl`; all implementations decide the same. "numpy" is the twin on arrays
+that share the tensors' memory, for a host that may look at them at any time. Knows devices and what is installed, not
+what the operations compute. Triton is imported when a kernel is first wanted, so that a machine without it can import
+this package.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ import torch
 from torch import Tensor
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
+from asrd_kernels.arrays import host_view
+from asrd_kernels.commit import apply_step as apply_step_torch
 from asrd_kernels.commit import commit_torch
+from asrd_kernels.commit import write_report as write_report_torch
 from asrd_kernels.draft_commit import Witnesses, draft_commit_torch
 from asrd_kernels.fused_head import fused_head_torch
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
-Impl = Literal["torch", "triton"]
+Impl = Literal["torch", "numpy", "triton"]
 
 
 def resolve_impl(impl: str, device: torch.device) -> Impl:
     """The implementation that `impl` stands for on tensors of `device`; "auto" is Triton on CUDA and ROCm if there."""
-    if impl == "torch":
-        return "torch"
+    if impl == "torch" or (impl == "numpy" and device.type == "cpu"):
+        return impl  # type: ignore[return-value]
     on_gpu = device.type == "cuda"  # PyTorch calls ROCm devices cuda, too
     if impl == "auto":
         return "triton" if on_gpu and triton_is_installed() else "torch"
@@ -55,8 +59,10 @@ def anchor_embed(
     state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, impl: str = "auto"
 ) -> Tensor:
     """See `anchor_embed_torch`."""
-    if resolve_impl(impl, table.device) == "torch":
-        return anchor_embed_torch(state, table, rules, row_ids, seeds)
+    chosen = resolve_impl(impl, table.device)
+    if chosen != "triton":
+        arrays = state.arrays if chosen == "numpy" else None
+        return anchor_embed_torch(state, table, rules, row_ids, seeds, arrays)
     from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 
     return anchor_embed_triton(state, table, rules, row_ids, seeds)
@@ -99,8 +105,12 @@ def leave_one_out_attention(
 
 def commit(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, impl: str = "auto") -> None:
     """See `commit_torch`."""
-    if resolve_impl(impl, state.tokens.device) == "torch":
+    chosen = resolve_impl(impl, state.tokens.device)
+    if chosen == "numpy":
+        commit_torch(state.arrays, host_view(stats), rules)
+    if chosen == "torch":
         commit_torch(state, stats, rules, slots)
+    if chosen != "triton":
         return
     from asrd_kernels.commit_triton import commit_triton
 
@@ -118,9 +128,40 @@ def draft_commit(
     impl: str = "auto",
 ) -> None:
     """See `draft_commit_torch`."""
-    if resolve_impl(impl, state.tokens.device) == "torch":
+    chosen = resolve_impl(impl, state.tokens.device)
+    if chosen == "numpy":
+        by_host = (host_view(value) for value in (bounds, witnesses, token_prob))
+        draft_commit_torch(state.arrays, host_view(stats), rules, *by_host)
+    if chosen == "torch":
         draft_commit_torch(state, stats, rules, bounds, witnesses, token_prob, slots)
+    if chosen != "triton":
         return
     from asrd_kernels.draft_commit_triton import draft_commit_triton
 
     draft_commit_triton(state, stats, rules, bounds, witnesses, token_prob, slots)
+
+
+def apply_step(
+    state: DecodeState,
+    rules: Rules,
+    top1: Tensor,
+    drafted: Tensor,
+    revoked: Tensor | None = None,
+    provisional: Tensor | None = None,
+    edited: Tensor | None = None,
+    impl: str = "torch",
+) -> None:
+    """See `asrd_kernels.apply_step`; there is no kernel of it."""
+    given = (top1, drafted, revoked, provisional, edited)
+    if impl == "numpy":
+        apply_step_torch(state.arrays, rules, *map(host_view, given))
+    else:
+        apply_step_torch(state, rules, *given)
+
+
+def write_report(state: DecodeState, stats: VocabStats, impl: str = "torch") -> None:
+    """See `asrd_kernels.write_report`; there is no kernel of it alone."""
+    if impl == "numpy":
+        write_report_torch(state.arrays, host_view(stats))
+    else:
+        write_report_torch(state, stats)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asrd_kernels.arrays import Array, columns, falses, namespace, put_along, where
 from asrd_kernels.commit import apply_step, ranks, with_best, write_report
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 
@@ -27,28 +28,31 @@ class Witnesses:
     max_edits: int  # of a position
     ratio: float  # where probabilities of the committed tokens are given: edit if below so much of the witness's best
 
-    def in_check(self, length: int) -> Tensor:
+    def in_check(self, length: int) -> Array:
         """[B, G] bool: the positions with a witness."""
-        found = torch.zeros(len(self.checked), length + 1, dtype=torch.bool, device=self.checked.device)
-        return found.scatter_(1, self.checked, True)[:, :-1]
+        found = falses(self.checked, length + 1)
+        put_along(found, self.checked, True)
+        return found[:, :-1]
 
 
 def draft_commit_torch(
     state: DecodeState,
     stats: VocabStats,
     rules: Rules,
-    bounds: Tensor | None = None,
+    bounds: Array | None = None,
     witnesses: Witnesses | None = None,
-    token_prob: Tensor | None = None,
+    token_prob: Array | None = None,
     slots: Slots | None = None,
 ) -> None:
     """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise witnesses and slots.
 
     bounds [G] float64 are those of `factor_bounds`; None: all masks of at least rules.threshold are drafted. The
     statistics of a position with a witness are the witness's, token_prob [B, G] the probability that it gives to the
-    token it checks; None: whatever else it says is written.
+    token it checks; None: whatever else it says is written. All may be those of `host_view`, then without slots.
     """
-    confidence, masks = stats.confidence, state.guided & (state.block_of == state.active[:, None])
+    confidence, masks = stats.confidence, state.guided
+    if rules.scope == "sequence":
+        masks = masks & (state.block_of == state.active[:, None])
     if bounds is None:
         drafted = with_best(masks & (confidence >= rules.threshold), masks, confidence)
     else:
@@ -62,8 +66,8 @@ def draft_commit_torch(
             edited &= token_prob < witnesses.ratio * confidence
         doubtful = drafted & (confidence < witnesses.threshold_back)
         provisional = doubtful | edited | (state.pending & ~in_check)
-        witnesses.edits.add_(edited)
-        witnesses.sureness.copy_(torch.where(drafted | edited, confidence, witnesses.sureness))
+        witnesses.edits[...] = witnesses.edits + edited
+        witnesses.sureness[...] = where(drafted | edited, confidence, witnesses.sureness)
         apply_step(state, rules, stats.top1, drafted, provisional=provisional, edited=edited)
         _choose_checked(state, witnesses)
     write_report(state, stats)
@@ -79,21 +83,21 @@ def factor_bounds(factor: float, length: int, device: torch.device) -> Tensor:
     return bounds
 
 
-def within_bounds(masks: Tensor, confidence: Tensor, bounds: Tensor) -> Tensor:
+def within_bounds(masks: Array, confidence: Array, bounds: Array) -> Array:
     """[B, G] bool: of the masks [B, G] those before the first that falls short of its bound, and all if only the last
     does."""
-    rank, total = ranks(confidence, masks, largest=True), masks.sum(1, keepdim=True)
-    short = masks & (confidence.double() < bounds[rank.clamp(max=len(bounds) - 1)])
-    number = torch.where(short, rank, total).amin(1, keepdim=True)
-    return masks & (rank < torch.where(number == total - 1, total, number))
+    rank, total = ranks(confidence, masks, largest=True), masks.sum(1)[:, None]
+    short = masks & (confidence < bounds[rank.clip(max=len(bounds) - 1)])  # in float64
+    number = namespace(rank).amin(where(short, rank, total), 1)[:, None]
+    return masks & (rank < where(number == total - 1, total, number))
 
 
 def _choose_checked(state: DecodeState, witnesses: Witnesses) -> None:
     """The least confident of the pending tokens (of equals the lower position), from the first witness on."""
     pending, width = state.pending, witnesses.checked.shape[1]
-    order = torch.where(pending, witnesses.sureness, torch.inf).argsort(dim=1, stable=True)[:, :width]
-    number = torch.arange(width, device=order.device)
-    witnesses.checked.copy_(torch.where(number < pending.sum(1, keepdim=True), order, state.length))
+    order = where(pending, witnesses.sureness, float("inf")).argsort(stable=True)[:, :width]
+    number = columns(order, width)
+    witnesses.checked[...] = where(number < pending.sum(1)[:, None], order, state.length)
 
 
 def active_slots(state: DecodeState, rules: Rules, checked: Tensor | None = None) -> Tensor:

@@ -9,11 +9,14 @@ length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+from asrd_kernels.arrays import host_view
 
 NO_ENTROPY = -1.0  # entropies are never negative
 
@@ -76,6 +79,14 @@ class DecodeState:
     block_of: Tensor  # [G] int64, constant: the block of each position; [B, G] where rows have offsets
     budget: Tensor  # [B] int64, constant: masks at the start, and the most forward passes of the row
     fixed: Tensor  # [B, G] bool, constant: tokens that were given; never drafted, pending, revoked or edited
+
+    @cached_property
+    def arrays(self) -> DecodeState:
+        """The same memory as numpy arrays, where it is the host's."""
+        return host_view(self)
+
+    def __getstate__(self) -> dict[str, Tensor]:
+        return {part.name: getattr(self, part.name) for part in fields(self)}  # a copy has arrays of its own
 
     @property
     def drafted(self) -> Tensor:

@@ -48,9 +48,10 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     Rows of logits with position G are not wanted: what column G holds means nothing. Computed in float32 (float64
     stays); `logits` may be overwritten.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).index_fill_(1, readout.forbidden, -torch.inf)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits.index_fill_(1, readout.forbidden, -torch.inf)
     peak, summit = logits.max(dim=1, keepdim=True)
-    bad = ~peak.isfinite()
+    bad = (peak - peak) != 0  # NaN, where peak is not finite
     top1 = summit
     if readout.temperature > 0:
         noise = gumbel(readout.seeds[row], readout.row_ids[row], position, logits.shape[1], logits.dtype)
@@ -61,14 +62,17 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
             noise.masked_fill_(logits < bound, -torch.inf)
         top1 = noise.argmax(dim=1, keepdim=True)
     below = logits.sub_(peak).clamp_(min=_FAR)
-    confidence = below.gather(1, top1).exp_()
+    confidence = None if top1 is summit else below.gather(1, top1).exp_()  # that of the peak itself is 1
     weight = below.exp().scatter_(1, summit, 0.0)  # the peak's 1 would swallow the digits of a peaked row
     rest = weight.sum(1, keepdim=True)
     slope = weight.mul_(below).sum(1, keepdim=True)
-    confidence = confidence / (1 + rest)
+    total = 1 + rest
+    confidence = total.reciprocal() if confidence is None else confidence / total
     if readout.unconfident is not None:
         confidence.masked_fill_((top1 == readout.unconfident).any(1, keepdim=True), 0.0)
-    entropy = (rest.log1p() - slope / (1 + rest)).clamp_(min=0.0)
-    values = (top1.masked_fill(bad, 0), confidence.masked_fill_(bad, 0.0), entropy.masked_fill_(bad, 0.0), bad)
-    for target, value in zip(out, values, strict=True):
-        target.index_put_((row, position), value.squeeze(1).to(target.dtype))
+    entropy = torch.addcdiv(rest.log1p_(), slope, total, value=-1).clamp_(min=0.0)
+    values = torch.cat([confidence, entropy], dim=1).masked_fill_(bad, 0.0)
+    out.top1.index_put_((row, position), top1.masked_fill(bad, 0).squeeze(1))
+    out.confidence.index_put_((row, position), values[:, 0])
+    out.entropy.index_put_((row, position), values[:, 1])
+    out.bad.index_put_((row, position), bad.squeeze(1))

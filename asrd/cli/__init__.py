@@ -1,9 +1,9 @@
 """The command `asrd`. An error is one line on standard error and exit code 2.
 
 commands                           the options of every command and what is wrong with them; diagnose_options,
-                                   eval_options
+                                   eval_options, serve_options
 settings                           options that several commands share
-demo, generate, chat, trace, compare, diagnose, eval  one module per command, imported when it runs
+demo, generate, chat, trace, compare, diagnose, eval, serve, batch  one module per command, imported when it runs
 loading                            plugins, model and task of a command
 requests                           a file of prompts and the file of its results
 display                            a canvas in the terminal
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> None:
     """Check the arguments, then import what does the work and do it."""
-    for file in arguments.plugin:
+    for file in getattr(arguments, "plugin", ()):
         if not file.is_file():
             raise ValueError(f"--plugin {file}: there is no such file")
     arguments.check(arguments)

@@ -13,6 +13,7 @@ from typing import Any
 
 import asrd
 from asrd.cli import eval_options
+from asrd.cli.serve_options import add_batch, add_serve
 from asrd.cli.settings import (
     DECODER_NAMES,
     add_model,
@@ -28,7 +29,7 @@ from asrd.files import check_file, check_folder
 from asrd.lab.tasks import LEVELS
 from asrd.settings import check
 
-PRESET_NAMES = ("paper-main", "paper-ablations", "paper-sweeps", "caches", "frontier")
+PRESET_NAMES = ("paper-main", "paper-ablations", "paper-sweeps", "caches", "frontier", "frontier-core")
 THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
 WITH_REVOCATIONS = 56  # a hard problem in which ASRD with its default settings revokes tokens
 LAST_PROBLEM = 9_999
@@ -44,7 +45,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"asrd {asrd.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_generate, _add_chat, _add_trace, _add_compare, _add_diagnose, eval_options.add):
+    own = (_add_demo, _add_generate, _add_chat, _add_trace, _add_compare, _add_diagnose)
+    for add in (*own, eval_options.add, add_serve, add_batch):
         add(commands)
     return top
 

@@ -139,9 +139,7 @@ def generate_all(
     with ExitStack() as files:
         file = None
         if arguments.out is not None:
-            given = repr((arguments.model, arguments.dtype, arguments.raw, sorted(settings.items())))
-            run_key = hashlib.sha256(given.encode()).hexdigest()[:12]
-            file = files.enter_context(ResultFile(arguments.out, requests, run_key))
+            file = files.enter_context(ResultFile(arguments.out, requests, run_key(arguments, settings)))
         missing = [index for index in range(len(requests)) if file is None or index not in file.done]
         progress = files.enter_context(Tally(engine, len(requests), len(requests) - len(missing)))
         waiting: dict[int, Result] = {}  # for earlier ones to be printed
@@ -161,6 +159,12 @@ def generate_all(
                 printed += 1
     if failed:
         raise ValueError(f"{failed} of {len(missing)} prompts could not be decoded; each one's error says why")
+
+
+def run_key(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:
+    """What results are of: a file of another model or other settings is not continued."""
+    given = repr((arguments.model, arguments.dtype, arguments.raw, sorted(settings.items())))
+    return hashlib.sha256(given.encode()).hexdigest()[:12]
 
 
 def record_of(

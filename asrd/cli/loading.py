@@ -42,18 +42,22 @@ def load_plugins(files: list[Path]) -> None:
             )
 
 
+def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `asrd.load` is given besides the model."""
+    return {
+        "dtype": arguments.dtype,
+        "device_map": arguments.device,
+        "attn_implementation": arguments.attn,
+        "trust_remote_code": arguments.trust_remote_code,
+    }
+
+
 def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer of the command line."""
     if not sys.stderr.isatty() or arguments.model in PACKAGED_NAMES:
         disable_progress_bar()
     try:
-        return load(
-            arguments.model,
-            dtype=arguments.dtype,
-            device_map=arguments.device,
-            attn_implementation=arguments.attn,
-            trust_remote_code=arguments.trust_remote_code,
-        )
+        return load(arguments.model, **load_arguments(arguments))
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device that does not exist
         raise ValueError(f"{arguments.model} cannot be loaded with --device {arguments.device}: {error}") from error
 

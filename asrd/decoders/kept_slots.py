@@ -19,8 +19,6 @@ class KeptSlots(Decoder):
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
-        twin = request.starts is not None or request.given is not None  # kernels: blocks begin at 0, no token is given
-        self.impl = "torch" if twin else request.impl
         self._selection: Selection | None = None
         self._slots: Slots | None = None
 

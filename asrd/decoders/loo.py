@@ -120,7 +120,7 @@ class LooDecoder(KeptSlots):
 
     def wanted(self) -> Tensor:
         """The masks of the active block, and the pending tokens that have a witness."""
-        return (self.state.guided & self.in_active_block) | self.witnessed()
+        return self.active_masks | self.witnessed()
 
     def witnessed(self) -> Tensor:
         """The pending tokens that have a witness."""

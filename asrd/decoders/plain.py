@@ -29,4 +29,4 @@ class PlainDecoder(Decoder):
 
     def commit(self, stats: VocabStats, **asked: Tensor) -> None:
         """Commit the chosen masks, and end the rows that are complete."""
-        self.apply(stats.top1, self.choose(self.state.guided & self.in_active_block, stats, **asked))
+        self.apply(stats.top1, self.choose(self.active_masks, stats, **asked))

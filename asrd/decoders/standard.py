@@ -13,7 +13,7 @@ from asrd.decoders.plain import PlainDecoder
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats, ranks
+from asrd_kernels import VocabStats, ranks, with_best
 
 
 class StandardDecoder(PlainDecoder):
@@ -103,6 +103,8 @@ class StandardDecoder(PlainDecoder):
         if self.alg == "origin":
             share = self._share().double()[:, None]
             return masks & (self.random_bits_per_step().double() < share * 2.0**32)
+        if self.alg is None and self.steps is None:  # one token a step
+            return with_best(torch.zeros_like(masks), masks, self._score(stats, **asked))
         number = self._quota(masks) if self.alg is None else self._dream_number(masks)
         return masks & (ranks(self._score(stats, **asked), masks, largest=True) < number[:, None])
 

@@ -85,7 +85,7 @@ class WinoDecoder(Decoder):
         """The masks of the active block, and the shadow of its tokens."""
         shadow = torch.zeros_like(self.checked_column, dtype=torch.bool)
         shadow[:, : self.size] = self._committed()
-        return torch.cat([self.state.guided & self.in_active_block, shadow], dim=1)
+        return torch.cat([self.active_masks, shadow], dim=1)
 
     def slots(self) -> Tensor:
         """As many slots as the active block and its shadow have positions."""
@@ -110,7 +110,7 @@ class WinoDecoder(Decoder):
     def commit(self, stats: VocabStats, token_prob: Tensor) -> None:
         """Draft, then verify what was committed before."""
         length = self.state.length
-        masks, confidence = self.state.guided & self.in_active_block, stats.confidence[:, :length]
+        masks, confidence = self.active_masks, stats.confidence[:, :length]
         confident = masks & (confidence > self.rules.threshold)
         cap = self.caps[masks.sum(1)][:, None]
         best = masks & (ranks(confidence, masks, largest=True) < cap)

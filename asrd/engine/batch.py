@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches import BlockBody
+from asrd.engine.caches import BlockBody, CachedBody
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
@@ -23,7 +23,7 @@ from asrd.engine.device.graph import Graphs, new_graphs
 from asrd.engine.loop import Observer, Run, mark_all, step
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
-from asrd.engine.rows import RowDims, copy_rows, row_dims
+from asrd.engine.rows import RowDims, copy_rows, row_dims, tensors
 from asrd.engine.scores import TokenScores
 from asrd.engine.stopping import Stop
 from asrd_kernels import new_stats
@@ -79,6 +79,7 @@ class Batch:
         if observers and isinstance(run.cache, BlockBody):
             run.cache.one_step_a_pass()
         self.decoder, self.tags, self.strict = decoder, list(tags), strict
+        decoder.on_host = run.on_host
         self.observers, self.inspectors = tuple(observers), inspectors
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
@@ -116,6 +117,16 @@ class Batch:
     def free(self) -> list[int]:
         """The slots that hold none."""
         return [slot for slot, tag in enumerate(self.tags) if tag is None]
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that it holds: state, statistics, K/V and recorded graphs."""
+        kept = [*tensors(self.decoder).values(), *self.buffers[0], *tensors(self.run.request).values()]
+        own = {tensor.data_ptr(): tensor.nbytes for tensor in kept if tensor is not self.decoder.table}
+        cache, graphs = self.run.cache, self.graphs
+        return (
+            sum(own.values()) + (cache.bytes if isinstance(cache, CachedBody) else 0) + (graphs.bytes if graphs else 0)
+        )
 
     @property
     def padded(self) -> bool:

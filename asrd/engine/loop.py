@@ -48,6 +48,11 @@ class Run:
         """Lines of a forward for each row: two with classifier-free guidance."""
         return 2 if self.request.cfg_scale > 0 else 1
 
+    @property
+    def on_host(self) -> bool:
+        """May the host look at any tensor in a step?"""
+        return self.gpu is None and self.select is not select_slots and self.request.prompt.device.type == "cpu"
+
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, select: Selector | None = None) -> Run:
         """A run of `request`; classifier-free guidance doubles its rows."""
@@ -167,7 +172,10 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     if (scores := decoder.scores) is not None:
         place = decoder.canvas_position(chosen)
         logprobs = scores.see(logits, row, place, request.readout, decoder.state)
-    asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, decoder.tokens_to_score())
+    asked: dict[str, Tensor] = {}
+    if decoder.extra_stats:
+        scored = decoder.tokens_to_score()
+        asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, scored)
     dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
     if scores is not None:
         scores.decide(logprobs, row, position, place, out, decoder.state)
@@ -217,6 +225,11 @@ def with_blind(run: Run, embeds: Tensor, layout: AttentionLayout | None = None) 
 def gather(run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
     half, too. read_at: `Decoder.read_at`."""
+    prompt, shift = run.request.prompt.shape[1], run.adapter.shift
+    if run.on_host and chosen.source is None and read_at is None and hidden.shape[1] == prompt + run.request.length:
+        text = hidden[:, prompt - shift :]
+        rows = text[chosen.row, chosen.position]
+        return rows, text[chosen.row + len(run.request.prompt), chosen.position] if run.copies == 2 else None
     source = source_rows(run, hidden.shape[1], chosen, read_at) if chosen.source is None else chosen.source
     rows = hidden.reshape(run.copies, -1, hidden.shape[2]).index_select(1, source.to(hidden.device))
     return rows[0], rows[1] if run.copies == 2 else None

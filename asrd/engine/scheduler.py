@@ -16,7 +16,7 @@ from asrd.engine.group import COUNTS, Group, Job, Outcome, Watcher
 
 SMALLEST = 16  # of the sizes that prompts and answers are rounded up to
 ROOM = 1.5  # a request joins rows whose canvas is at most so many times as long as the size that it would open itself
-KEPT = 8  # batches without rows that stay for their recorded graphs, on a GPU
+GRAPH_MEMORY = 2**30  # bytes that batches without rows may hold for the sake of their recorded graphs, on a GPU
 
 
 @dataclass
@@ -35,10 +35,11 @@ class Usage:
 
 
 class Scheduler:
-    """Jobs wait, run in groups and end. `slots` is how many run at a time, over all groups."""
+    """Jobs wait, run in groups and end. `slots` is how many run at a time, over all groups; graph_memory: how many
+    bytes batches without rows may hold, so that their graphs need not be recorded again."""
 
-    def __init__(self, slots: int, watchers: Sequence[Watcher] = ()) -> None:
-        self.slots, self.watchers = slots, tuple(watchers)
+    def __init__(self, slots: int, watchers: Sequence[Watcher] = (), graph_memory: int = GRAPH_MEMORY) -> None:
+        self.slots, self.watchers, self.graph_memory = slots, tuple(watchers), graph_memory
         self.waiting: deque[Job] = deque()
         self.groups: list[Group] = []
         self.running = 0
@@ -48,7 +49,9 @@ class Scheduler:
     @property
     def graphs(self) -> GraphUse:
         """The graphs that are kept, and the memory that they take."""
-        return GraphUse.of(batch.graphs for batch in self._recent)
+        found = [batch.graphs for batch in self._recent if batch.graphs is not None]
+        idle = sum(batch.bytes for batch in self._recent if not batch.live and batch.graphs is not None)
+        return GraphUse(sum(graphs.recorded for graphs in found), sum(graphs.bytes for graphs in found), idle)
 
     @property
     def free(self) -> int:
@@ -91,9 +94,11 @@ class Scheduler:
         self.groups = list(coming)
         for group, jobs in coming.items():
             group.fill(jobs)
-        idle = [batch for batch in self._recent if not batch.live]
-        for batch in idle[: max(len(idle) - KEPT, 0)]:
-            self._recent.pop(batch).forget(batch)
+        room = self.graph_memory
+        for batch in [batch for batch in reversed(self._recent) if not batch.live]:
+            room -= batch.bytes
+            if room < 0 or batch.graphs is None:  # those that were used last stay
+                self._recent.pop(batch).forget(batch)
         self.groups = [group for group in self.groups if group.jobs or group.kept]
 
     def _place(self, job: Job, coming: dict[Group, list[Job]]) -> Group:

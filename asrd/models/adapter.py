@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -59,6 +59,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 module.training = training
 
 
+_tables: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
+
+
+def _whole_table(embedding: nn.Module) -> Tensor:
+    """The embedding table [V, D]; where tensor parallelism has spread it over processes, a whole copy in each."""
+    weight: Any = embedding.weight
+    if not hasattr(weight, "full_tensor"):
+        return cast(Tensor, weight)
+    if embedding not in _tables:
+        _tables[embedding] = weight.full_tensor().detach()
+    return _tables[embedding]
+
+
 class ModelAdapter:
     """A model as the loop calls it: `body` on the whole canvas, then `head` on the wanted rows."""
 
@@ -75,7 +88,7 @@ class ModelAdapter:
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.model = model
         self.config = getattr(model, "config", None)
-        self.embedding, self.table = embedding, embedding.weight
+        self.embedding, self.table = embedding, _whole_table(embedding)
         if self.table.is_meta:
             raise ValueError(f"the embedding table of {type(model).__name__} is offloaded; keep it on a device")
         self.takes_use_cache = "use_cache" in parameters

@@ -33,30 +33,31 @@ def page(traces: Sequence[Trace], grades: Sequence[str | None] = (), title: str 
         raise ValueError(f"the traces have {counts} rows: only traces of one batch can be shown side by side")
     grades = [*grades, *[None] * (len(traces) - len(grades))]
     data = [{"records": t.records, "grade": grade} for t, grade in zip(traces, grades, strict=True)]
-    style, script = _style(), '"use strict";\n' + "\n".join(_file(name) for name in SCRIPTS)
+    sheet, script = style(), '"use strict";\n' + "\n".join(file(name) for name in SCRIPTS)
     values = {
         "title": _as_text(title),
-        "style": style,
+        "style": sheet,
         "script": script,
-        "style_hash": _fingerprint(style),
-        "script_hash": _fingerprint(script),
+        "style_hash": fingerprint(sheet),
+        "script_hash": fingerprint(script),
         "data": _as_data({"title": title, "traces": data}),
     }
-    html = _file("page.html")
+    html = file("page.html")
     for name in ("title", "style_hash", "script_hash", "style", "script", "data"):  # data last: it may hold anything
         html = html.replace("{{" + name + "}}", values[name], 1)
     return html
 
 
-def _style() -> str:
+def style() -> str:
     """style.css with the colours of the parts of a step in both themes."""
-    style = _file("style.css")
+    sheet = file("style.css")
     for theme in ("light", "dark"):
-        style = style.replace("{{" + theme + "}}", custom_properties(theme))
-    return style
+        sheet = sheet.replace("{{" + theme + "}}", custom_properties(theme))
+    return sheet
 
 
-def _file(name: str) -> str:
+def file(name: str) -> str:
+    """The text of a file of the viewer."""
     return resources.files("asrd.viewer").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -72,6 +73,6 @@ def _as_text(value: str) -> str:
     return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _fingerprint(text: str) -> str:
+def fingerprint(text: str) -> str:
     """The hash that the content security policy names."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import asrd
+from benchmarks.engine import graphs
 from benchmarks.engine.__main__ import latencies, main
 from benchmarks.engine.loads import load
 from benchmarks.engine.serving import SERVERS
@@ -35,3 +36,10 @@ def test_every_request_is_answered_after_it_arrives() -> None:
 def test_latencies_are_those_of_the_sorted_waits() -> None:
     found = latencies([1.0, 3.0, 2.5, 10.0], [0.0, 1.0, 2.0, 3.0])
     assert found == {"served": 0.4, "p50": 2.0, "p95": 7.0}
+
+
+def test_ways_to_cut_a_cached_step_are_counted() -> None:
+    """Canvas 12, blocks of 4: one row of four is refreshed in the first step, none in the second."""
+    found = graphs.row(4, [([12, 4, 4, 0], 12, 4), ([4, 8, 4, 4], 12, 4)])
+    wanted = {"slots": 4, "refreshed": 0.5, "launches": 1.5, "needed": 20, "parts": (16 + 12 + 32) / 2}
+    assert found == wanted | {"two": (16 + 48 + 32) / 2}

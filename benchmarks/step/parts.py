@@ -1,11 +1,16 @@
-"""One decoding step in its parts (embed, forward, LM head, statistics, commit), as callables to be timed.
+"""One decoding step in its parts (embed, forward, gather, LM head, statistics, commit), as callables to be timed.
 
 Random Llamas of 2 M parameters at length 160, one wide and one deep, and LLaDA-8B's (hidden 4096, vocabulary 126,464,
 length 512), of which one layer of the body is built and timed: its forward counts 32 times.
+
+Run as a file it prints what it measured as JSON: with PYTHONPATH at another checkout, that one's `asrd` is measured.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +19,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asrd.config import AsrdConfig
-from asrd.decoders import AsrdDecoder
+from asrd.decoders import find_decoder
 from asrd.engine import loop
+from asrd.engine.batch import Batch
 from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import new_stats, vocab_stats_torch
+from asrd_kernels import vocab_stats_torch
 
-PARTS = ("embed", "forward", "head", "statistics", "commit")
+PARTS = ("embed", "forward", "gather", "head", "statistics", "commit")
+DECODERS = ("standard", "threshold", "asrd")
 
 
 @dataclass(frozen=True)
@@ -73,21 +80,22 @@ def build_model(shape: Shape) -> Any:
 class Step:
     """A decode in mid-course, whose parts can be run one by one; `commit` moves it on, `reset` takes it back."""
 
-    def __init__(self, shape: Shape, batch: int = 1) -> None:
+    def __init__(self, shape: Shape, decoder: str = "asrd", batch: int = 1) -> None:
         model = build_model(shape)
         ids = torch.randint(0, shape.vocab - 1, (batch, shape.prompt), generator=torch.Generator().manual_seed(1))
         # Random weights are never sure; this threshold lets through about a token in seven. Nor may the text end.
-        config = AsrdConfig(max_new_tokens=shape.length, threshold=1.15 / shape.vocab, suppress_tokens=[0])
+        settings = {} if decoder == "standard" else {"threshold": 1.15 / shape.vocab}
+        config = AsrdConfig(max_new_tokens=shape.length, decoder=decoder, suppress_tokens=[0], **settings)
         self.adapter = ModelAdapter(model)
         self.request = prepare(self.adapter, config, ids, None)
-        self.run = loop.Run.of(self.adapter, self.request)
         self.reset()
 
     @torch.no_grad()
     def reset(self) -> None:
         """Back to the canvas after three steps, so that anchors, pending tokens and masks are all there."""
-        self.decoder = AsrdDecoder(self.request, self.adapter.table.detach())
-        self.buffers = new_stats(self.decoder.state)
+        decoder = find_decoder(self.request.config.decoder)(self.request, self.adapter.table.detach())
+        self.batch = Batch(loop.Run.of(self.adapter, self.request), decoder, range(len(self.request.prompt)))
+        self.run, self.decoder, self.buffers = self.batch.run, decoder, self.batch.buffers
         for _ in range(3):
             loop.step(self.run, self.decoder, self.buffers)
 
@@ -101,12 +109,45 @@ class Step:
     def _forward(self) -> None:
         self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
 
-    def _head(self) -> None:
+    def _gather(self) -> None:
         self.chosen = self.run.select(self.decoder)
-        self.logits = loop.head(self.run, self.hidden, self.chosen)
+        self.rows, _ = loop.gather(self.run, self.hidden, self.chosen)
+
+    def _head(self) -> None:
+        self.logits = self.adapter.head(self.rows)
 
     def _statistics(self) -> None:
         vocab_stats_torch(self.logits, *self.chosen[:2], self.request.readout, out=self.buffers[0])
 
     def _commit(self) -> None:
         self.decoder.commit(self.buffers[1])
+        self.decoder.report(self.buffers[1])
+
+
+def measure(shape: Shape, decoders: list[str], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of each part of each decoder's steps; the decoders take turns."""
+    steps = {name: Step(shape, name) for name in decoders}
+    parts = {name: step.parts() for name, step in steps.items()}
+    times: dict[str, dict[str, list[float]]] = {name: {part: [] for part in PARTS} for name in decoders}
+    for index in range(rounds):
+        for name in decoders:
+            if index % 25 == 0:
+                steps[name].reset()
+            for part, run in parts[name].items():
+                started = time.perf_counter()
+                run()
+                times[name][part].append((time.perf_counter() - started) * 1e3)
+    for name in decoders:
+        times[name]["forward"] = [value * shape.scale for value in times[name]["forward"]]
+    return times
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser()
+    options.add_argument("--shape", choices=SHAPES)
+    options.add_argument("--decoders", nargs="+")
+    options.add_argument("--threads", type=int)
+    options.add_argument("--rounds", type=int)
+    given = options.parse_args()
+    torch.set_num_threads(given.threads)
+    print(json.dumps(measure(SHAPES[given.shape], given.decoders, given.rounds)))

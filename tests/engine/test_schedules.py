@@ -28,7 +28,7 @@ from tests.support.smooth_models import SmoothModel, SmoothSpec
 from tests.support.table_models import make_llama, make_qwen2
 
 COVERING = range(48)
-WHOLE = range(48, 560)
+WHOLE = [range(begin, begin + 128) for begin in range(48, 560, 128)]
 BASELINES = [name for name in VARIANTS if name != "saber"] + ["saber-faithful"]
 COUNTERS = ("steps", "drafted", "revoked", "anchors")
 
@@ -215,7 +215,9 @@ def check(seed: int, reached: Counter[str]) -> None:
     reached["lengths differ"] += len({asked.settings["max_new_tokens"] for asked in schedule.requests}) > 1
 
 
-@pytest.mark.parametrize("seeds", [COVERING, pytest.param(WHOLE, marks=pytest.mark.long)], ids=["covering", "whole"])
+@pytest.mark.parametrize(
+    "seeds", [COVERING, *(pytest.param(part, marks=pytest.mark.long, id=f"{part[0]}-{part[-1]}") for part in WHOLE)]
+)
 def test_every_request_decodes_as_alone_whatever_the_schedule(seeds: range) -> None:
     reached: Counter[str] = Counter()
     for seed in seeds:

@@ -84,7 +84,7 @@ def test_a_step_of_every_decoder_with_its_report_is_one_graph(name: str) -> None
 
 def test_every_decoder_that_is_called_capturable_is_traced() -> None:
     traced = {EVERY[name][0].get("decoder", "asrd") for name in ("asrd", *ONE_OF_EACH)}
-    assert traced == {name for name, decoder in DECODERS.items() if decoder.capturable}
+    assert traced == {name for name, decoder in DECODERS.items() if decoder.capturable} - {"native"}  # on blocks
 
 
 class Reading(AsrdDecoder):
@@ -227,6 +227,9 @@ OUTSIDE_OF_STEPS = {
     "asrd/engine/decoder.py::Decoder.block_length": "a number of the config",
     "asrd/decoders/fast_dllm.py::FactorDecoder.__init__": "a number of the config",
     "asrd/decoders/loo.py::LooDecoder.__init__": "numbers of the config",
+    "asrd/decoders/native.py::Quotas.of": "a number of the config",
+    "asrd/decoders/native.py::joint_of": "numbers of the config",
+    "asrd/decoders/native.py::joint_steps": "a number of the config",
     "asrd/decoders/saber.py::SaberDecoder.block_length": "a number of the config",
     "asrd/decoders/saber.py::SaberDecoder.__init__": "a number of the config",
     "asrd/decoders/standard.py::StandardDecoder.block_length": "a number of the config",
@@ -234,6 +237,10 @@ OUTSIDE_OF_STEPS = {
     "asrd/decoders/standard.py::StandardDecoder._shares": "before the first step",
     "asrd/decoders/standard.py::StandardDecoder.__init__": "before the first step",
     "asrd/decoders/wino.py::WinoDecoder.__init__": "before the first step",
+    "asrd_kernels/arrays.py::host_view": "the tensors are in the host's memory",
+    "asrd_kernels/arrays.py::perhaps": "of arrays in the host's memory, never of tensors",
+    "asrd_kernels/anchor_embed.py::centroid": "the same tensor, or an array of the host as one",
+    "asrd_kernels/anchor_embed.py::anchor_embed_torch": "the same tensor, or an array of the host as one",
     "asrd_kernels/draft_commit_triton.py::draft_commit_triton": "is a tuple empty",
     "asrd_kernels/commit_triton.py::commit_triton": "is a tuple empty",
 }

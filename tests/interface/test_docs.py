@@ -43,12 +43,15 @@ SLOW = {  # part of a command of `asrd`: why running it is a long test
     "diagnose runtime": "every decoder twice",
     "diagnose stability": "five decodes of each of three models",
 }
-PARSED_ONLY = {  # option: what only the reader has
-    "--annotations": "the work of an annotator",
-    "--data": "the files of benchmarks",
-    "--repeat": "an evaluation",
-    "--eval": "an evaluation",
+PARSED_ONLY = {  # a word of a command: why it is not run
+    "--annotations": "waits for an annotator",
+    "serve": "serves for ever",
+    "batch": "starts a cluster",
+    "--data": "needs the files of benchmarks",
+    "--repeat": "needs an evaluation",
+    "--eval": "needs an evaluation",
 }
+WITH_A_SERVER = ("serve.md",)  # tests/serve/test_docs.py runs the blocks of these
 SHELL = {"python3 -m venv .venv", ". .venv/bin/activate", "ruff check .", "ruff format --check .", "mypy", ".ci/run"}
 
 Command = tuple[str, list[str]]  # where it stands, and its words
@@ -139,7 +142,11 @@ def run_blocks(page: Path) -> None:
         DECODERS.update(before)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page.name not in WITH_A_SERVER],
+    ids=lambda page: page.name,
+)
 @pytest.mark.usefixtures("folder")
 def test_the_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
     run_blocks(page)

@@ -22,7 +22,7 @@ LAYERS = (  # from the bottom to the top; parts of one layer may not import each
     ("asrd.many", "asrd.templates"),
     ("asrd",),  # the public names
     ("asrd.lab",),
-    ("asrd.eval",),
+    ("asrd.eval", "asrd.serve"),
     ("asrd.cli",),
     ("asrd.__main__",),
 )

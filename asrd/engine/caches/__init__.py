@@ -18,7 +18,7 @@ block_support  which models, decoders and settings can be used there
 from asrd.engine.caches.block_support import refuse_block_settings, settle_blocks
 from asrd.engine.caches.blocks import BlockBody
 from asrd.engine.caches.body import CachedBody
-from asrd.engine.caches.fixed import FixedForwards, Part
+from asrd.engine.caches.fixed import FixedForwards, Part, plan
 from asrd.engine.caches.layer import CanvasCache, copy_lines
 from asrd.engine.caches.partial import PartialForward
 from asrd.engine.caches.schedule import Schedule
@@ -33,6 +33,7 @@ __all__ = [
     "PartialForward",
     "Schedule",
     "copy_lines",
+    "plan",
     "refuse_block_settings",
     "require_cache",
     "settle_blocks",

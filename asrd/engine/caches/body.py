@@ -41,18 +41,22 @@ class CachedBody:
     ) -> Tensor:
         """Hidden states [N, M, D] of embeds [N, M, D], the canvas and what the layout puts behind it, at the state
         before the forward. probed: the pending tokens' embeddings are not their own."""
-        due = self.due(state, probed)
-        if layout is not None:
-            used = torch.ones_like(layout.shared) if layout.used is None else layout.used
-            self.computed += used.sum(1)
-            due = torch.cat([due, used], dim=1)
-        return self.parts.recompute(embeds, due, layout)
+        return self.parts.recompute(embeds, self.due(state, probed, layout), layout)
 
-    def due(self, state: DecodeState, probed: bool = True) -> Tensor:
-        """[B, L] bool: what the coming forward recomputes, counted."""
+    def due(self, state: DecodeState, probed: bool = True, layout: AttentionLayout | None = None) -> Tensor:
+        """[B, M] bool: what the coming forward recomputes, and what of the rows behind the canvas is read; counted."""
         due = self.schedule.due(state, probed)
         self.computed += (due if self.real is None else due & self.real).sum(1)
-        return due
+        if layout is None:
+            return due
+        used = torch.ones_like(layout.shared) if layout.used is None else layout.used
+        self.computed += used.sum(1)
+        return torch.cat([due, used], dim=1)
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of the K/V and hidden states."""
+        return self.parts.bytes
 
     def put(self, source: CachedBody, rows: tuple[Tensor, Tensor], lines: tuple[Tensor, Tensor], size: int) -> None:
         """Take over the K/V of rows of another one, where it has some: the first of each pair names them there, the

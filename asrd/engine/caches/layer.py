@@ -105,6 +105,14 @@ class CanvasCache(Cache):
         self.window.total, self.window.rows, self.window.columns = total, rows, columns
         self.window.extra = extra
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the K/V."""
+        stored = [
+            part for layer in self.layers for part in (getattr(layer, "keys", None), getattr(layer, "values", None))
+        ]
+        return sum(part.nbytes for part in stored if part is not None)
+
     def put(self, source: CanvasCache, rows: Tensor, slots: Tensor, size: int) -> None:
         """Take over rows of another cache, if it has any yet; this one has `size` of them."""
         for number, layer in enumerate(source.layers):

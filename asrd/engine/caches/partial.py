@@ -44,9 +44,8 @@ class PartialForward:
 
         The host looks once: how much is due?
         """
-        batch, copies, room = len(due), len(embeds) // len(due), due.shape[1] - self.length
-        if len(self.hidden) == 0 and room:
-            self.cache = CanvasCache(self.length, room)
+        batch, copies = len(due), len(embeds) // len(due)
+        self.make_room(due.shape[1] - self.length)
         counts, behind = torch.stack([due[:, : self.length].sum(1), due[:, self.length :].sum(1)]).tolist()
         for rows, width in share_forwards(counts, self.length):
             if len(rows) == batch:
@@ -60,6 +59,16 @@ class PartialForward:
             else:
                 self.slices(embeds, lines, wanted.repeat(copies, 1), width, layout if extra else None, extra)
         return self.hidden
+
+    def make_room(self, rows: int) -> None:
+        """For so many rows behind the canvas in each forward; the first time it is called."""
+        if len(self.hidden) == 0 and rows:
+            self.cache = CanvasCache(self.length, rows)
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of the K/V and hidden states."""
+        return self.hidden.nbytes + self.cache.bytes
 
     def put(self, source: PartialForward, rows: Tensor, slots: Tensor, size: int) -> None:
         """Take over what is known of rows of another one; this one has `size` of them."""

@@ -21,8 +21,10 @@ class CachedStep:
     def __init__(self, graphs: Graphs, run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
         assert isinstance(run.cache, CachedBody)
         self.graphs, self.run, self.decoder, self.buffers = graphs, run, decoder, buffers
-        prompt = run.request.prompt
-        self.forwards = FixedForwards(run.cache, prompt.shape[0], run.copies, prompt.device)
+        prompt, layout = run.request.prompt, decoder.attention_layout()
+        extra = 0 if layout is None else layout.shared.shape[1]
+        made = (run.cache, prompt.shape[0], run.copies, prompt.device)
+        self.forwards = FixedForwards(*made, decoder.attention_layout, extra)
         self.counts = graphs.gpu.pinned(self.forwards.counts)
 
     def __call__(self) -> None:
@@ -33,7 +35,7 @@ class CachedStep:
         self.graphs.run("finish", self._finish)
 
     def _embed(self) -> None:
-        embeds = with_blind(self.run, self.decoder.embed())
+        embeds = with_blind(self.run, self.decoder.embed(), self.decoder.attention_layout())
         self.forwards.prepare(embeds, self.decoder.state, self.decoder.probes)
 
     def _finish(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -54,16 +54,12 @@ def new_graphs(run: Run, decoder: Decoder, observers: Sequence[object] = ()) -> 
 
 @dataclass(frozen=True)
 class GraphUse:
-    """How many graphs there are, and the bytes of device memory that recording them has taken."""
+    """How many graphs there are, the bytes of device memory that recording them has taken, and what batches without
+    rows hold for their sake, graphs and K/V included."""
 
     count: int = 0
     bytes: int = 0
-
-    @classmethod
-    def of(cls, several: Iterable[Graphs | None]) -> GraphUse:
-        """All of them together."""
-        found = [graphs for graphs in several if graphs is not None]
-        return cls(sum(graphs.recorded for graphs in found), sum(graphs.bytes for graphs in found))
+    idle_bytes: int = 0
 
 
 @dataclass
@@ -157,8 +153,6 @@ def why_not_captured(run: Run, decoder: Decoder, observers: Sequence[object]) ->
     """Why the steps of this decode cannot be a graph, or nothing."""
     if run.request.starts is not None:
         return "the rows of a block-diffusion model are at blocks of their own, which have no fixed shape yet"
-    if run.cache is not None and decoder.attention_layout() is not None:
-        return f"{type(decoder).__name__} puts rows behind the canvas, which with a KV cache have no fixed shape yet"
     if any(isinstance(observer, Inspector) for observer in observers):
         return "an observer looks into the steps"
     return "" if decoder.capturable else f"{type(decoder).__name__} says that its steps cannot be captured"

@@ -204,7 +204,10 @@ def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
     if len(models) > 1:
-        parts += ["## All models together", "Ours against a decoder's own setting, pooled.", _pooled_table(models)]
+        about = (
+            "Ours against each setting of the others that takes as many passes or more, on all problems of all models."
+        )
+        parts += ["## All models together", about, _pooled_table(models)]
     return "\n\n".join([*parts, "## AUP", _aup_table(models)]) + "\n"
 
 

@@ -114,4 +114,11 @@ PRESETS: dict[str, tuple[Table, ...]] = {
                Part(("saber",), {"saber_n": (2, 4, 8)}, common={"kv_cache": None})),
               common={"kv_cache": "dual"}, axes=None),
     ),
+    "frontier-core": (
+        Table("frontier-core", "The settings of `frontier` that decide most, dual cache",
+              (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),
+               Part(("threshold", "asrd"), {"threshold": (0.6, 0.9)}),
+               Part(("wino",), {"threshold": (0.6,)}), STANDARD),
+              common={"kv_cache": "dual"}, axes=None),
+    ),
 }  # fmt: skip

@@ -1,0 +1,38 @@
+"""The app under uvicorn: on loopback unless told otherwise, and with a shutdown that lets running answers end."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+from asrd.serve.service import Service
+
+HEADER_BYTES = 16 << 10  # of a request's line and headers
+
+
+def make_server(app: Any, service: Service, host: str, port: int, access_log: bool = True) -> Any:
+    """A uvicorn server of the app; `run` serves until a signal to stop: then no new request is taken, and running ones
+    may end within the grace."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Refuse what comes from now on."""
+            service.draining = True
+            super().handle_exit(sig, frame)
+
+    return Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http="h11",  # the one of uvicorn's parsers that limits headers
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            ws="none",
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=max(1, round(service.limits.grace)),
+            access_log=access_log,
+            server_header=False,
+            log_level="info" if access_log else "warning",
+        )
+    )
