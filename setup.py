@@ -11,7 +11,8 @@ assert VERSION is not None
 VIZ = ["pandas>=2.2"]
 SUDOKU = ["reasoning-gym>=0.1.25"]  # to train tiny-sudoku; its puzzles for scoring are in the package
 EVAL = ["lm-eval[math]==0.4.13", "rouge-score>=0.1.2"]
-TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "playwright>=1.49", "ruff>=0.17", "mypy>=2"]
+TEST = ["pytest>=9", "hypothesis>=6", "pytest-benchmark>=5", "pytest-xdist>=3.8", "playwright>=1.49"]
+TEST += ["ruff>=0.17", "mypy>=2"]
 SERVE = ["fastapi>=0.115", "uvicorn>=0.34", "prometheus-client>=0.21"]
 RAY = ["ray[serve,data]==2.60.*", *SERVE]
 TEST += [*RAY, "openai>=2"]

@@ -256,7 +256,7 @@ def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> A
     return AsrdOutput(
         sequences=rows.tokens,
         steps=rows.step,
-        tokens_per_forward=(first - (fixed & (places < first[:, None])).sum(1)) / rows.step,
+        tokens_per_forward=(first - (fixed & (places < first[:, None])).sum(1)) / rows.forwards,
         drafted=drafted,
         revoked=revoked,
         anchors=anchors,

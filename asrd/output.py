@@ -15,7 +15,7 @@ class AsrdOutput(ModelOutput):
 
     sequences           [B, P + G] int64, prompt and text
     steps               [B] int64, forward passes in which the row was not done
-    tokens_per_forward  [B] float32, tokens up to and including the first EOS or what stopped it (G if none) / steps
+    tokens_per_forward  [B] float32, tokens up to and including the first EOS or what stopped it (G if none) / forwards
     drafted             [B] int64, commits, progress rule and redrafts included
     revoked             [B] int64, tokens revoked
     anchors             [B] int64, promotions to the anchor cache

@@ -7,6 +7,7 @@ demo, generate, chat, trace, compare, diagnose, eval, serve, batch  one module p
 loading                            plugins, model and task of a command
 requests                           a file of prompts and the file of its results
 display                            a canvas in the terminal
+doctor, doctor_options             what will work with a checkpoint
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        run(parser().parse_args(argv))
+        return run(parser().parse_args(argv))
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the pipe is closed: nothing to flush
@@ -39,23 +40,22 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("asrd: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
-def run(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
     """Check the arguments, then import what does the work and do it."""
     for file in getattr(arguments, "plugin", ()):
         if not file.is_file():
             raise ValueError(f"--plugin {file}: there is no such file")
     arguments.check(arguments)
-    _function(arguments.run)(arguments)
+    return _function(arguments.run)(arguments) or 0
 
 
-def _function(name: str) -> Callable[[Any], None]:
+def _function(name: str) -> Callable[[Any], int | None]:
     """The function of "module:name". What it imports takes seconds, in which libraries may catch an interruption."""
     module, _, function = name.partition(":")
     with _leaving_at_once():
-        found: Callable[[Any], None] = getattr(import_module(module), function)
+        found: Callable[[Any], int | None] = getattr(import_module(module), function)
         return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import asrd
-from asrd.cli import eval_options
+from asrd.cli import doctor_options, eval_options
 from asrd.cli.serve_options import add_batch, add_serve
 from asrd.cli.settings import (
     DECODER_NAMES,
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"asrd {asrd.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     own = (_add_demo, _add_generate, _add_chat, _add_trace, _add_compare, _add_diagnose)
-    for add in (*own, eval_options.add, add_serve, add_batch):
+    for add in (*own, eval_options.add, add_serve, add_batch, doctor_options.add):
         add(commands)
     return top
 

@@ -28,6 +28,7 @@ from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
 
 FRAME_SECONDS = 0.09
+NATIVE = RunSpec("native")  # the reference on block-diffusion models, which have no standard decoder
 RUNS = (
     RunSpec("standard"),
     RunSpec("threshold", {"threshold": 0.7}, ("threshold",)),
@@ -44,17 +45,18 @@ def run(arguments: argparse.Namespace) -> None:
     task = require_packaged_task(
         arguments, tokenizer, "compare decoders on your own prompts with asrd compare --prompts FILE"
     )
+    runs = (NATIVE, *RUNS[1:]) if getattr(model.config, "asrd_block_length", None) else RUNS
     count = max(arguments.watch, arguments.n)
     chosen = list(itertools.islice(task.shown(arguments.level, arguments.seed), count))
     for problem in chosen[: arguments.watch]:
-        recordings = {run.decoder: record(model, tokenizer, problem, run) for run in (RUNS[2], RUNS[0])}
+        recordings = {run.decoder: record(model, tokenizer, problem, run) for run in (runs[2], runs[0])}
         (play if console.is_terminal else print_revocations)(console, problem, recordings)
     records = []
-    decode_batch(model, RUNS[0], chosen[:1])  # what is slow the first time is not timed
-    for spec in RUNS:
+    decode_batch(model, runs[0], chosen[:1])  # what is slow the first time is not timed
+    for spec in runs:
         with console.status(f"{arguments.n} problems with {spec.label} ..."):
             records.append(decode_batch(model, spec, chosen[: arguments.n]))
-    show(console, summarise(RUNS, records))
+    show(console, summarise(runs, records))
 
 
 def record(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[Frame]:
@@ -131,7 +133,7 @@ def show(console: Console, summaries: list[Summary]) -> None:
             f"{round(s.accuracy * s.n)} of {s.n}",
             fewer,
             f"{(s.seconds or 0) * s.n:.1f}",
-            f"{s.speed or 0:.1f}x",
+            f"{s.speed:.1f}x" if s.speed else "",
         )
     console.print(table)
     console.print("More: asrd compare --help")

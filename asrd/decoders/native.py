@@ -45,6 +45,7 @@ class NativeDecoder(Decoder):
     evenly over `denoising_steps`, the first steps taking one more; one token a step without them. "joint": LLaDA2.1.
     """
 
+    full_attention = False
     on_blocks = True
     reads = SHARED | BLOCK_FIELDS | {"threshold", "faithful"}
 

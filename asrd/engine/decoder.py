@@ -53,6 +53,7 @@ class Decoder(ABC):
     extra_stats: tuple[str, ...] = ()  # beyond VocabStats: "margin", "token_prob"; keywords of `commit`
     extra_rows = 0  # of the forward, behind the canvas, whose statistics are columns G, G + 1, ...
     cacheable = True  # a KV cache may stand in for what is outside the active block
+    full_attention = True  # it can decode with a model of full attention
     on_blocks = False  # it can decode with a block-diffusion model
     edits_embeddings = False  # on such a model: `embed_at` is not clean
     probes = False  # the embeddings of pending tokens are changed in the forward pass that checks them

@@ -37,6 +37,8 @@ class Shaping:
         place = decoder.canvas_position(chosen)
         if self.penalty != 1:
             logits = self._penalised(logits, chosen.row, place, decoder)
+        if self.processors:  # they see no token that cannot be predicted
+            logits = logits.index_fill(1, decoder.request.readout.forbidden, -torch.inf)
         nothing = chosen.row.new_empty(len(logits), 0)
         for processor in self.processors:
             logits = processor(nothing, logits)

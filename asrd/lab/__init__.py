@@ -8,4 +8,5 @@ tiny/      the packaged word problems, models and their training
 sudoku/    the second packaged task and its training
 compare/   decoders side by side: accuracy, forward passes, revocations
 diagnose/  the paper's diagnostics: attention, errors, runtime, stability, visible tokens
+doctor/    what will work with a checkpoint on this machine
 """

@@ -35,6 +35,7 @@ MARKERS = {  # and sizes: where two decoders coincide, the smaller marker lies o
     "wino": ("v", 7),
     "saber": ("P", 7),
     "random-revocation": ("X", 6),
+    "native": ("<", 7),
     "asrd": ("D", 5),
     "loo": ("*", 9),
 }

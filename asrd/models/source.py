@@ -19,12 +19,12 @@ from transformers.utils.hub import cached_file
 
 log = logging.getLogger("asrd")
 
-PACKAGED_NAMES = ("tiny", "tiny-plain", "tiny-shift")
+PACKAGED_NAMES = ("tiny", "tiny-plain", "tiny-shift", "tiny-block")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def packaged(name: str) -> Path | None:
-    """Folder of a packaged model (original LLaDA or Dream layout); None if this build has no such model."""
+    """Folder of a packaged model (original LLaDA, Dream or SDAR layout); None if this build has no such model."""
     folder = Path(__file__).parent / "packaged" / name
     return folder if name in PACKAGED_NAMES and (folder / "config.json").is_file() else None
 

@@ -13,6 +13,7 @@ from typing import Any
 from asrd.serve.plan import Plan
 
 APP = "asrd"
+SPREAD = "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"  # on, Ray's proxy leaves the replicas of other nodes idle
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -23,6 +24,7 @@ def connect(address: str | None, cpus: int) -> None:
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(SPREAD, "0")
     if address in (None, "local"):
         ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
     else:
@@ -51,10 +53,10 @@ def deploy(
         """One model and its engine."""
 
         def __init__(self, plan: Plan) -> None:
-            self.service, self.app = plan.make()
+            self.service, self.routes = plan.make()
 
         def __serve_build_asgi_app__(self) -> Any:
-            return self.app
+            return self.routes
 
         def check_health(self) -> None:
             """Ray asks regularly, and replaces a replica that raises."""

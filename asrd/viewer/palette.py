@@ -24,6 +24,7 @@ DECODERS = {
     "saber": Colour("#a17708", "#fad935"),
     "asrd": Colour("#c81ea8", "#d93fbb"),
     "loo": Colour("#2ea283", "#3df2c3"),
+    "native": Colour("#6158f3", "#610bdc"),
     "random-revocation": Colour("#4a220a", "#7f5b32"),
     "LLaDA's loop": Colour("#000000", "#ffffff"),
 }

@@ -118,7 +118,6 @@ def test_requests_with_other_settings_run_beside_the_rest() -> None:
     [
         ([], {}, "the prompt is empty"),
         (torch.zeros(1, 0, dtype=torch.int64), {}, "the prompt is empty"),
-        ([2, 11, 3], {}, "is the mask id 11"),
         ([2, 99], {}, "id 99, outside the model's vocabulary"),
         ([2.5], {}, "must be an integer tensor"),
         (torch.tensor([[2], [3]]), {}, "row_ids must be 2 integers"),

@@ -97,7 +97,7 @@ def test_a_config_is_a_generation_config_that_survives_saving(tmp_path: Path) ->
         ("beta", float("inf")),
         ("block_length", 0),
         ("block_length", 2.5),
-        ("max_new_tokens", 0),
+        ("max_new_tokens", -1),
         ("window", 0),
         ("capacity", -1),
         ("temperature", -1.0),
@@ -319,8 +319,9 @@ def test_a_plain_configs_temperature_counts_only_when_sampling(llama: Any) -> No
 def test_what_would_have_no_effect_is_refused(llama: Any) -> None:
     from transformers import DynamicCache, LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
+    processors = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])
     with pytest.raises(ValueError, match="NoRepeatNGramLogitsProcessor"):
-        asrd.fast_generate(llama, IDS, logits_processor=LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)]))
+        asrd.fast_generate(llama, IDS, max_new_tokens=2, logits_processor=processors)
     cache = DynamicCache()
     llama(IDS, past_key_values=cache, use_cache=True)
     with pytest.raises(ValueError, match="past_key_values"):

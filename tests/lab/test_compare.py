@@ -48,7 +48,7 @@ def model(folder: str) -> Any:
     return asrd.load(folder)[0]
 
 
-@pytest.mark.parametrize("decoder", sorted(DECODERS))
+@pytest.mark.parametrize("decoder", [name for name in DECODERS if DECODERS[name].full_attention])
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_events_replay_every_state_and_agree_with_the_counters(decoder: str, early_stop: bool) -> None:
     for seed in range(12):

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from asrd.lab.tiny.batch import Batch, collate
+from asrd.lab.tiny.batch import Batch, collate, collate_blocks, prompt_ids
 from asrd.lab.tiny.decode import decode, score
 from asrd.lab.tiny.export import export, import_weights
 from asrd.lab.tiny.language import EOS_ID, ID, MASK_ID, MAX_NUMBER, VOCABULARY
 from asrd.lab.tiny.model import Shape, TinyModel
-from asrd.lab.tiny.noise import draw_masks, fill_in_drafts, plant_errors
-from asrd.lab.tiny.recipe import RECIPES
+from asrd.lab.tiny.noise import draw_block_masks, draw_masks, fill_in_drafts, plant_errors
+from asrd.lab.tiny.recipe import RECIPES, losses
 from asrd.lab.tiny.schedule import HARD_FROM
 from asrd.lab.tiny.state import Settings, load_checkpoint, new_state
 from asrd.lab.tiny.task import BLOCK, problems
@@ -34,13 +34,13 @@ def batch_of(count: int, level: str = "hard") -> Batch:
     return collate(list(itertools.islice(problems("train", level), count)))
 
 
-def small_model(shift: bool = False) -> TinyModel:
+def small_model(shift: bool = False, block: int = 0) -> TinyModel:
     torch.manual_seed(1)
     size = {"d_model": 32, "n_layers": 2, "n_heads": 2, "mlp_hidden_size": 48}
-    return TinyModel(Shape(len(VOCABULARY), **size, qkv_bias=shift, shift=shift))
+    return TinyModel(Shape(len(VOCABULARY), **size, qkv_bias=shift, shift=shift, qk_norm=block > 0, block=block))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if not recipe.block])
 def test_the_loss_decreases(recipe: str) -> None:
     settings = Settings(recipe, seed=3, updates=4000, minutes=1e9)
     state = new_state(settings)
@@ -201,3 +201,79 @@ def test_loaded_by_the_package_the_exported_model_gives_the_same_logits(shift: b
         wanted = rows[:, -97:-1] if shift else rows[:, -96:]
         torch.testing.assert_close(ours(canvas, batch.attention_mask, last=96), wanted, atol=1e-4, rtol=1e-4)
     assert tokenizer.mask_token_id == MASK_ID
+
+
+# --- block diffusion --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [4, 32])
+def test_blocks_begin_at_the_first_real_token_and_padding_is_whole_blocks(block: int) -> None:
+    some = list(itertools.islice(problems("train", "medium"), 24))
+    batch = collate_blocks(some, block)
+    canvas = batch.canvas(batch.response)
+    assert batch.given is not None
+    for row, problem in enumerate(some):
+        pads = int((batch.attention_mask[row] == 0).sum())
+        text = prompt_ids(problem) + problem.response_ids
+        assert pads % block == 0
+        assert canvas[row, pads : pads + len(text)].tolist() == text
+        assert set(canvas[row, pads + len(text) :].tolist()) <= {EOS_ID}
+        first = batch.prompt.shape[1]
+        assert int(batch.given[row].sum()) == max(0, pads + len(prompt_ids(problem)) - first)
+    assert canvas.shape[1] % block == batch.response.shape[1] % block == 0
+
+
+def test_a_block_is_trained_as_it_is_decoded() -> None:
+    """The logits of a noisy block beside the clean text are those of the clean blocks before it and itself alone."""
+    model, some = small_model(block=32), list(itertools.islice(problems("train"), 3))
+    batch, rng = collate_blocks(some, 32), torch.Generator().manual_seed(0)
+    noisy = draw_block_masks(batch, 32, rng)
+    assert bool(noisy.masked.any())
+    assert batch.given is not None
+    assert not bool((noisy.masked & batch.given).any()), "the prompt is never masked"
+    with torch.no_grad():
+        trained = model.denoise(batch.canvas(batch.response), noisy.response, batch.attention_mask)
+        for start in range(0, batch.length, 32):
+            here = slice(start, start + 32)
+            seen = batch.response.clone()
+            seen[:, here] = noisy.response[:, here]
+            end = batch.prompt.shape[1] + start + 32
+            decoded = model(batch.canvas(seen)[:, :end], batch.attention_mask[:, :end], last=32)
+            torch.testing.assert_close(trained[:, here], decoded, atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_of_block_diffusion_decreases() -> None:
+    model, rng = small_model(block=32), torch.Generator().manual_seed(0)
+    batch = collate_blocks(list(itertools.islice(problems("train", "easy"), 8)), 32)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    means = []
+    for _ in range(12):
+        shown = []
+        for loss, mean in losses(RECIPES["block"], model, batch, rng, by_ratio=False):
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            shown.append(mean)
+        assert len(shown) == 3, "planted errors, drafts, drafts of drafts"
+        means.append(sum(shown))
+    assert sum(means[-3:]) < 0.8 * sum(means[:3])
+
+
+@pytest.mark.parametrize("block", [4, 32])
+def test_a_block_model_is_exported_in_sdars_layout(block: int, tmp_path: Path) -> None:
+    from asrd.models import load
+
+    export(small_model(block=block), tmp_path, {})
+    ours, some = import_weights(tmp_path), list(itertools.islice(problems("test", "easy"), 3))
+    theirs, _ = load(tmp_path)
+    assert theirs.config.asrd_block_length == block
+    batch = collate_blocks(some[:1], block)
+    canvas, n = batch.canvas(batch.response), batch.attention_mask.shape[1]
+    mask = (torch.arange(n)[None, :] // block <= torch.arange(n)[:, None] // block)[None, None]
+    with torch.no_grad():
+        rows = theirs(input_ids=canvas, attention_mask=mask).logits.float()
+        torch.testing.assert_close(ours(canvas, batch.attention_mask), rows, atol=1e-4, rtol=1e-4)
+        responses, forwards = decode(ours, some, threshold=0.9)
+    assert responses.shape == (3, 32)
+    assert not bool((responses == MASK_ID).any())
+    assert bool((forwards >= 32 / block).all())

@@ -1,6 +1,6 @@
 """`asrd.load` gives SDAR's and LLaDA2's own logits on transformers' classes, or a ValueError that says why not.
 
-The originals are restated in tests/support/block_originals.py; checkpoints are tiny, random, in the original layouts.
+The originals are restated in tests/support/block_originals.py; checkpoints are tiny and random, in their layouts.
 """
 
 from __future__ import annotations

@@ -25,7 +25,12 @@ from asrd.serve.plan import Plan
 from tests.support.server import Running, alone, chat, tiny
 
 pytestmark = pytest.mark.long
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+QUIET = {
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+    "RAY_DEDUP_LOGS": "0",
+}
 SETTINGS = ["--max-new-tokens", "48", "--decoder", "standard", "--temperature", "1"]
 
 

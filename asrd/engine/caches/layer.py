@@ -72,7 +72,7 @@ class CanvasLayer(CacheLayerMixin):
         assert source.keys is not None
         assert source.values is not None
         if not self.is_initialized:
-            self.keys, self.values = (old.new_empty(size, *old.shape[1:]) for old in (source.keys, source.values))
+            self.keys, self.values = (old.new_zeros(size, *old.shape[1:]) for old in (source.keys, source.values))
             self.is_initialized = True
         for new, old in ((self.keys, source.keys), (self.values, source.values)):
             assert new is not None

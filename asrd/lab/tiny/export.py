@@ -99,6 +99,7 @@ def sdar_config(shape: Shape) -> dict[str, Any]:
         "attention_bias": False,
         "sliding_window": None,
         "block_size": shape.block,
+        "asrd_native": "llada21",  # the recipe trains visible tokens, so the native decoder may edit them
         **_token_ids(),
     }
 

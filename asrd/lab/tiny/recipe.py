@@ -50,7 +50,7 @@ class Recipe:
 RECIPES = {
     "edit": Recipe("edit", "tiny", 1200, stop=300, edit=True, init="tiny-plain"),
     "plain": Recipe("plain", "tiny-plain", 8000, stop=4000),
-    "block": Recipe("block", "tiny-block", 240, stop=240, edit=True, block=32, init="tiny"),
+    "block": Recipe("block", "tiny-block", 240, stop=204, edit=True, block=32, init="tiny"),
     "shift": Recipe("shift", "tiny-shift", 1200, stop=400, shift=True, init="tiny-plain"),
 }
 
