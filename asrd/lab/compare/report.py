@@ -112,7 +112,7 @@ def _summary(
         contamination=_share(total["anchors_wrong"], total["anchors"]),
         error_rate=total["errors"] / total["length"],
         long_span=_share(total["long_errors"], total["errors"]),
-        flip_flop_rate=_share(total["flip_flops"], total["revoked"]),
+        flip_flop_rate=_share(total.get("flip_flops", 0), total["revoked"]),
     )
 
 
