@@ -11,7 +11,7 @@ from typing import Any, cast
 from asrd.config import FIELDS
 from asrd.eval.generations import Record
 from asrd.eval.run import Cell, Scored
-from asrd.lab.compare.frontier import aup
+from asrd.lab.compare.aup import aup
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.report import STUDENT, wilson
 
@@ -145,7 +145,7 @@ def _with_aup(row: Row, rows: Sequence[Row]) -> Row:
     if len(own) < 2 or best <= 0:
         return row
     points = [_Point(cast(float, other.tokens_per_forward), other.score) for other in own]
-    return Row(**{**row.__dict__, "aup": aup(cast(Any, points), best)})
+    return Row(**{**row.__dict__, "aup": aup(points, best)})
 
 
 @dataclass(frozen=True)

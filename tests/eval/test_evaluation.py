@@ -27,7 +27,7 @@ from asrd.eval.paper import Figures, figures, paper_name
 from asrd.eval.presets import PRESETS, entries
 from asrd.eval.run import Cell, Scored
 from asrd.eval.summary import paired, summarise
-from asrd.lab.compare.frontier import aup
+from asrd.lab.compare.aup import aup
 from asrd.lab.compare.plan import RunSpec
 
 BENCHMARKS = "gsm8k_cot_zeroshot,minerva_math500,humaneval,mbpp_instruct,nq_open"

@@ -279,3 +279,18 @@ def test_demo_prints_the_revocations_without_a_terminal(folder: str) -> None:
 def test_bad_options_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_revocation_that_the_next_draft_undoes_is_a_flip_flop() -> None:
+    from asrd.engine.observers.events import StepEvents
+    from asrd.engine.observers.flip_flops import FlipFlops
+
+    def events(before: list[int], after: list[int]) -> StepEvents:
+        old, new, none = torch.tensor([before]), torch.tensor([after]), torch.zeros(1, len(before), dtype=torch.bool)
+        drafted, revoked = (old == 0) & (new != 0), (old != 0) & (new == 0)
+        return StepEvents(1, old, new, none, drafted, revoked, none, none, none)
+
+    flips, states = FlipFlops(), [[0, 0, 0], [5, 6, 7], [0, 0, 7], [5, 8, 7], [0, 0, 7], [5, 6, 7]]
+    for before, after in itertools.pairwise(states):
+        flips.see(events(before, after))
+    assert flips.count == 2  # 5 twice; 6, 8 and 6 again are changes

@@ -5,6 +5,7 @@ plan      which decoders with which settings: the runs of a comparison
 measure   runs over problems, batch by batch, resuming where it stopped
 records   results on disk, and what they are results of
 prompts   any model on its own prompts
+aup       accuracy under parallelism
 report    tables, CSV, JSON
 presets   the paper's tables by name
 frontier  several models: paired differences, AUP and plot from the results per problem

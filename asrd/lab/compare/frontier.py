@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from asrd.files import replacing
+from asrd.lab.compare.aup import aup
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.plots import draw_frontier
 from asrd.lab.compare.records import Record
@@ -28,7 +29,6 @@ from asrd.lab.compare.report import wilson
 OURS = "loo"
 COLUMNS = {"right": "right", "passes": "steps", "tokens": "length", "rows": "rows", "edited": "edited"}
 """Column of the CSV: field of a record. tokens: up to the end of text; rows: positions computed."""
-PENALTY, TOLERANCE = 3.0, 5.0  # of AUP: alpha, and how many points of accuracy a curve may lose
 
 
 @dataclass(frozen=True)
@@ -138,24 +138,6 @@ def paired(*settings: Setting) -> list[Setting]:
         return list(settings)
     common = set(settings[0].problems).intersection(*(setting.problems for setting in settings))
     return [setting.only(common) for setting in settings]
-
-
-def aup(settings: Sequence[Setting], best: float) -> float:
-    """Accuracy under parallelism of one decoder's settings: with parallelism r (tokens per forward pass) ascending and
-    accuracy y in percent,
-
-        AUP = r_1 y_1 + sum over i > 1 of (r_i - r_(i-1)) (y_i W(y_i) + y_(i-1) W(y_(i-1))) / 2,
-        W(y) = min(1, exp(-3 (1 - y / best))),
-
-    over the points with y_i >= y_1 - 5. best: the highest accuracy of any decoder on the task, in percent.
-    """
-    points = sorted((s.tokens_per_forward, 100 * s.accuracy) for s in settings)
-    points = [(r, y) for r, y in points if y >= points[0][1] - TOLERANCE]
-    weighted = [y * min(1.0, math.exp(-PENALTY * (1 - y / best))) for _, y in points]
-    area = points[0][0] * points[0][1]
-    for i in range(1, len(points)):
-        area += (points[i][0] - points[i - 1][0]) * (weighted[i] + weighted[i - 1]) / 2
-    return area
 
 
 def difference(ours: Setting, peers: Sequence[Setting]) -> Difference:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asrd.engine.observers.events import EventObserver, StepEvents
+from asrd.engine.observers.flip_flops import FlipFlops
 from asrd.lab.tasks import Problem
 from asrd.lab.tiny.language import EOS_ID, MASK_ID
 
@@ -33,6 +34,7 @@ class Grade:
     edited_wrong: int = 0  # replaced in place while wrong
     anchors: int = 0  # promoted
     anchors_wrong: int = 0  # promoted and wrong in the result
+    flip_flops: int = 0  # revoked, and the next draft there is the same token
 
 
 class Grader:
@@ -43,9 +45,12 @@ class Grader:
         self.observer = EventObserver(MASK_ID, (EOS_ID,) if early_stop else (), self._observe)
         self._grades = [Grade() for _ in problems]
         self._promoted: list[set[int]] = [set() for _ in problems]
+        self._flip_flops = [FlipFlops(row) for row in range(len(problems))]
 
     def _observe(self, events: StepEvents) -> None:
         for row, found in enumerate(self._grades):
+            self._flip_flops[row].see(events)
+            found.flip_flops = self._flip_flops[row].count
             self._promoted[row] |= set(events.promoted[row].nonzero().flatten().tolist())
             checked = events.checked[row].nonzero().flatten().tolist()
             if not checked:

@@ -8,11 +8,12 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from asrd.files import replacing, write_text
+from asrd.lab.compare.aup import aup
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.records import Record
 
@@ -40,6 +41,8 @@ class Summary:
     contamination: float | None  # share of the anchors that are wrong in the result
     error_rate: float  # share of the tokens that are wrong in the result
     long_span: float | None  # R, share of the wrong tokens in runs of at least 15
+    flip_flop_rate: float | None = None  # share of the revocations that the next draft undoes
+    aup: float | None = None  # accuracy under parallelism of the decoder over its settings, where it has several
 
 
 def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], timed: str | None = None) -> list[Summary]:
@@ -57,10 +60,12 @@ def summarise(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], time
         for (run, _, _), clock in zip(merged, clocks, strict=True)
         if run.decoder == "standard" and clock is not None
     ]
-    return [
-        _summary(run, found, seeds, clock, reference_seconds(run, standards))
-        for (run, found, seeds), clock in zip(merged, clocks, strict=True)
-    ]
+    return with_aup(
+        [
+            _summary(run, found, seeds, clock, reference_seconds(run, standards))
+            for (run, found, seeds), clock in zip(merged, clocks, strict=True)
+        ]
+    )
 
 
 def seconds_of(records: Sequence[Record], timed: str | None = None) -> float | None:
@@ -107,7 +112,18 @@ def _summary(
         contamination=_share(total["anchors_wrong"], total["anchors"]),
         error_rate=total["errors"] / total["length"],
         long_span=_share(total["long_errors"], total["errors"]),
+        flip_flop_rate=_share(total.get("flip_flops", 0), total["revoked"]),
     )
+
+
+def with_aup(summaries: Sequence[Summary]) -> list[Summary]:
+    """The summaries with the AUP of each decoder that has several settings."""
+    best = 100 * max((s.accuracy for s in summaries), default=0.0)
+    groups: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault(summary.decoder, []).append(summary)
+    values = {name: aup(own, best) for name, own in groups.items() if len(own) > 1 and best > 0}
+    return [replace(summary, aup=values.get(summary.decoder)) for summary in summaries]
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -183,6 +199,8 @@ COLUMNS = (  # heading, field, format
     ("wrong anchors", "contamination", "{:.1%}"),
     ("errors", "error_rate", "{:.1%}"),
     ("R", "long_span", "{:.0%}"),
+    ("flip-flops", "flip_flop_rate", "{:.0%}"),
+    ("AUP", "aup", "{:.0f}"),
 )
 SHOWN = tuple(c for c in COLUMNS if c[0] in ("accuracy", "95 %", "passes", "ms", "speed", "revoked"))
 LEGEND = (
@@ -191,7 +209,8 @@ LEGEND = (
 )
 MORE = (
     "Per problem also anchors. precision, recall: of revocation. errors: share of tokens that are wrong in the result;"
-    " R: share of these in runs of 15 or more."
+    " R: share of these in runs of 15 or more. flip-flops: share of the revocations that the next draft undoes. AUP:"
+    " accuracy under parallelism of the decoder over its settings (d3LLM)."
 )
 
 
@@ -231,13 +250,21 @@ def save(summaries: Sequence[Summary], folder: Path, about: dict[str, Any], titl
         writer.writerows(rows)
 
 
+ADDED = ("flip_flop_rate", "aup")  # columns that older files do not have
+
+
 def read_csv(path: Path) -> dict[str, list[Summary]]:
     """The summaries in a results.csv, by model; without a column "model" the file's name is taken for it."""
     found: dict[str, list[Summary]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             try:
-                values = {field.name: _parsed(field.name, row[field.name]) for field in fields(Summary)}
+                values = {
+                    field.name: _parsed(
+                        field.name, row[field.name] if field.name not in ADDED else row.get(field.name, "")
+                    )
+                    for field in fields(Summary)
+                }
             except (KeyError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: expected the columns of results.csv: {error!r}") from error
             found.setdefault(row.get("model") or path.stem, []).append(Summary(**values))
