@@ -71,8 +71,8 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     if readout.unconfident is not None:
         confidence.masked_fill_((top1 == readout.unconfident).any(1, keepdim=True), 0.0)
     entropy = torch.addcdiv(rest.log1p_(), slope, total, value=-1).clamp_(min=0.0)
-    values = torch.cat([confidence, entropy], dim=1).masked_fill_(bad, 0.0)
+    values = torch.cat([confidence, entropy], dim=1).masked_fill_(bad, 0.0).to(out.confidence.dtype)
     out.top1.index_put_((row, position), top1.masked_fill(bad, 0).squeeze(1))
     out.confidence.index_put_((row, position), values[:, 0])
     out.entropy.index_put_((row, position), values[:, 1])
-    out.bad.index_put_((row, position), bad.squeeze(1))
+    out.bad.index_put_((row, position), bad.squeeze(1).to(out.bad.dtype))

@@ -21,6 +21,7 @@ ASRD = [sys.executable, "-c", "import sys; from asrd.cli import main; sys.exit(m
 HEAD_TO_HEAD = "python -m benchmarks.head_to_head --n 200 --out {work}/head-to-head"
 PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
     "viewer": ("python -m benchmarks.trace.screenshot --tick 11 --out {docs}/viewer.png", "{docs}/viewer.png"),
+    "serve": ("python -m benchmarks.serve.screenshot --out {docs}/serve.png", "{docs}/serve.png"),
     "frontier": (
         "python -m asrd.lab.compare.frontier {docs}/data/frontier-tiny.csv {docs}/data/frontier-tiny-plain.csv"
         " {docs}/data/frontier-tiny-shift.csv --out {docs}",

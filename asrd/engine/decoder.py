@@ -40,6 +40,7 @@ class Selection(NamedTuple):
     row: Tensor  # of the batch
     position: Tensor  # from 0 to G + extra_rows, where it means nothing
     source: Tensor | None = None  # row of the body's output [B * L, D] with its logits; None: to be worked out
+    unused: bool = True  # may there be positions that mean nothing?
 
 
 class Decoder(ABC):

@@ -51,7 +51,7 @@ class Run:
     @property
     def on_host(self) -> bool:
         """May the host look at any tensor in a step?"""
-        return self.gpu is None and self.select is not select_slots and self.request.prompt.device.type == "cpu"
+        return self.gpu is None and self.select is select_wanted and self.request.prompt.device.type == "cpu"
 
     @classmethod
     def of(cls, adapter: ModelAdapter, request: Request, select: Selector | None = None) -> Run:
@@ -157,7 +157,7 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
     request = run.request
     chosen = run.select(decoder)
-    row, position, source = chosen
+    row, position, source, _ = chosen
     read_at = decoder.read_at() if source is None else None
     if request.lm_head == "fused":
         weight = run.adapter.split_head.weight  # type: ignore[union-attr]
@@ -189,7 +189,7 @@ def select_slots(decoder: Decoder) -> Selection:
 
 def select_wanted(decoder: Decoder) -> Selection:
     """The wanted positions and no others: less work where reading their number costs nothing."""
-    return Selection(*decoder.wanted().nonzero(as_tuple=True))
+    return Selection(*decoder.wanted().nonzero(as_tuple=True), unused=False)
 
 
 def forward(
@@ -226,7 +226,7 @@ def gather(run: Run, hidden: Tensor, chosen: Selection, read_at: Tensor | None =
     """Rows [N, D] of the body's output for the chosen positions; with classifier-free guidance those of the second
     half, too. read_at: `Decoder.read_at`."""
     prompt, shift = run.request.prompt.shape[1], run.adapter.shift
-    if run.on_host and chosen.source is None and read_at is None and hidden.shape[1] == prompt + run.request.length:
+    if not chosen.unused and read_at is None and hidden.shape[1] == prompt + run.request.length:
         text = hidden[:, prompt - shift :]
         rows = text[chosen.row, chosen.position]
         return rows, text[chosen.row + len(run.request.prompt), chosen.position] if run.copies == 2 else None

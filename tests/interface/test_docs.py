@@ -266,6 +266,7 @@ def check_pytest(words: list[str]) -> None:
     parser.add_argument("paths", nargs="*")
     parser.add_argument("-m", choices=["long", "not long", "long or not long"])
     parser.add_argument("-k", default="")
+    parser.add_argument("-n", type=int)
     given = parser.parse_intermixed_args(words)
     paths = [ROOT / path for path in given.paths or ["tests"]]
     assert all(path.exists() for path in paths), f"{given.paths}: not there"

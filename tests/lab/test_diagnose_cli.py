@@ -65,7 +65,7 @@ def test_in_a_process_of_its_own_with_a_users_prompts(folder: str, tmp_path: Pat
     command += ["--prompts", str(own), "--draws", "1", "--model", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "2 prompts of own.jsonl" in done.stdout
+    assert "2 prompts of own.jsonl" in " ".join(done.stdout.split())
     assert "of the right tokens are predicted as themselves" in done.stdout
 
 

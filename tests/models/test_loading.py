@@ -532,7 +532,6 @@ def test_a_relative_of_another_architecture_is_not_mistaken(tmp_path: Path, name
         ("llada", "block_type", "sequential"),
         ("llada", "block_group_size", 2),
         ("llada", "scale_logits", True),
-        ("llada", "quantization_config", {"quant_method": "gptq"}),
         ("dream", "use_sliding_window", True),
         ("dream", "use_mrope", True),
         ("dream", "rope_scaling", {"rope_type": "yarn"}),

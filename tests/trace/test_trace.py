@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class States(Inspector):
 
 
 def copy(state: DecodeState) -> DecodeState:
-    return replace(state, **{name: value.clone() for name, value in vars(state).items()})
+    return replace(state, **{field.name: getattr(state, field.name).clone() for field in fields(state)})
 
 
 def trace_of(model: Any, *arguments: Any, **settings: Any) -> tuple[Trace, Any, States]:

@@ -446,7 +446,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.
     broken.write_text('{"asrd_trace": 9}\n')
     for words, message in (
         (["--from", str(broken)], "line 1: asrd_trace=9"),
-        (["--from", str(broken), "--against", "standard"], "leave out the prompt and --against"),
+        (["--from", str(broken), "--against", "standard"], "leave --against out"),
         (["--against", "standrad"], "decoder='standrad' is unknown"),
         (["--problem", "-1"], "--problem -1"),
     ):
