@@ -189,7 +189,8 @@ def select_slots(decoder: Decoder) -> Selection:
 
 def select_wanted(decoder: Decoder) -> Selection:
     """The wanted positions and no others: less work where reading their number costs nothing."""
-    return Selection(*decoder.wanted().nonzero(as_tuple=True), unused=False)
+    row, position = decoder.wanted().nonzero(as_tuple=True)
+    return Selection(row, position, unused=False)
 
 
 def forward(

@@ -92,7 +92,8 @@ class DecodeContext:
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
         """Logits [N, V] of the N positions `wanted` [B, G] bool, in the order of `nonzero`; -inf for forbidden ids."""
-        chosen = Selection(*wanted.nonzero(as_tuple=True), unused=False)
+        row, position = wanted.nonzero(as_tuple=True)
+        chosen = Selection(row, position, unused=False)
         found = head(self.run, forward(self.run, embeds, state), chosen).float()
         return found.index_fill(1, self.request.readout.forbidden, -torch.inf)
 
