@@ -114,6 +114,11 @@ PRESETS: dict[str, tuple[Table, ...]] = {
                Part(("saber",), {"saber_n": (2, 4, 8)}, common={"kv_cache": None})),
               common={"kv_cache": "dual"}, axes=None),
     ),
+    "blocks": (
+        Table("blocks", "Block-diffusion models: every decoder over its range",
+              (Part(("native", "threshold", "asrd"), {"threshold": (0.5, *DRAFTING)}),
+               Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)})), axes=None),
+    ),
     "frontier-core": (
         Table("frontier-core", "The settings of `frontier` that decide most, dual cache",
               (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),
