@@ -28,7 +28,7 @@ class BlockLooDecoder(LooDecoder):
     @property
     def most_pending(self) -> int:
         """They are in the open block."""
-        return self.rules.block_length
+        return min(self.rules.block_length, self.request.length)
 
     def max_steps(self, length: int) -> int:
         """A pass fills a mask, or a witness agrees or edits."""

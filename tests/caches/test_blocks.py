@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 import asrd
+from asrd.engine import loop
 from asrd.engine.caches import blocks
 from asrd.engine.caches.block_layer import BlockCache
 from asrd.engine.caches.blocks import BlockBody
 from asrd.models.adapter import ModelAdapter
 from tests.support.block_models import BlockSpec, block_logits, block_model
+from tests.support.fake_gpu import FakeGpu
 
 SETTINGS: list[dict[str, Any]] = [
     {"decoder": "threshold", "threshold": 0.6},
@@ -102,6 +104,35 @@ def test_the_hidden_states_are_those_of_the_whole_forward_without_a_cache() -> N
         logits = model.lm_head(hidden)
         logits[:, 19] = -torch.inf
         assert torch.allclose(logits.softmax(1), whole.softmax(1), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=names)
+def test_with_the_fixed_shapes_of_a_gpu_the_tokens_are_the_same(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unused slots, late copies, no graph: by a stand-in for the device."""
+    model = block_model(BlockSpec(seed=4))
+    ids, mask = torch.cat([prompt(11, row) for row in range(3)]), torch.ones(3, 11, dtype=torch.int64)
+    mask[0, :3] = mask[2, :7] = 0
+    wanted = decode(model, ids, mask, **settings)
+    gpu = FakeGpu()
+    monkeypatch.setattr(loop, "find_gpu", lambda device: gpu)
+    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
+    found = decode(model, ids, mask, **settings)
+    for name in ("sequences", "steps", "drafted", "revoked", "anchors", "edited", "computed", "forwards"):
+        assert torch.equal(found[name], wanted[name]), name
+    with pytest.raises(ValueError, match="blocks of their own"):
+        decode(model, ids, mask, cuda_graph=True, **settings)
+
+
+def test_forwards_are_counted_as_without_observers() -> None:
+    model, ids = block_model(BlockSpec(seed=2)), torch.cat([prompt(7), prompt(7, 1)])
+    for settings in SETTINGS:
+        alone, watched = (decode(model, ids, observers=some, **settings) for some in ([], [lambda state: None]))
+        for name in ("sequences", "steps", "computed", "forwards"):
+            assert torch.equal(alone[name], watched[name]), name
+        checks = settings["decoder"] in ("asrd", "loo") and "strategy" not in settings
+        assert bool((alone.forwards < alone.steps).any()) == checks
 
 
 @pytest.mark.parametrize("moe", [False, True], ids=["qwen3", "glm4moe"])
@@ -258,6 +289,21 @@ def test_the_block_length_is_the_models_own_unless_another_is_asked_for(caplog: 
     decode(model, ids, decoder="threshold", block_length=8, observers=see)
     assert lengths[-1] == 19
     assert "trained with blocks of 4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("logits_shift", True, "shifted logits are not supported"),
+        ("layer_types", ["full_attention", "sliding_attention"], "attention is not full in all layers"),
+        ("asrd_native", "sdar2", "expected one of sdar, llada2, llada21"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(field: str, value: Any, said: str) -> None:
+    model = block_model()
+    setattr(model.config, field, value)
+    with pytest.raises(ValueError, match=said):
+        decode(model, prompt(5), decoder="threshold")
 
 
 def test_a_model_that_does_not_keep_to_the_cache_is_refused() -> None:
