@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import asrd
 from asrd.engine import loop
@@ -295,7 +296,6 @@ def test_the_block_length_is_the_models_own_unless_another_is_asked_for(caplog: 
     ("field", "value", "said"),
     [
         ("logits_shift", True, "shifted logits are not supported"),
-        ("layer_types", ["full_attention", "sliding_attention"], "attention is not full in all layers"),
         ("asrd_native", "sdar2", "expected one of sdar, llada2, llada21"),
     ],
 )
@@ -304,6 +304,14 @@ def test_a_model_of_another_kind_is_refused(field: str, value: Any, said: str) -
     setattr(model.config, field, value)
     with pytest.raises(ValueError, match=said):
         decode(model, prompt(5), decoder="threshold")
+
+
+def test_a_model_with_sliding_attention_is_refused() -> None:
+    fields = block_model().config.to_dict()
+    del fields["layer_types"]
+    config = Qwen3Config(**fields | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1})
+    with pytest.raises(ValueError, match="attention is not full in all layers"):
+        decode(Qwen3ForCausalLM(config).eval(), prompt(5), decoder="threshold")
 
 
 def test_a_model_that_does_not_keep_to_the_cache_is_refused() -> None:

@@ -128,7 +128,7 @@ class BlockBody:
         same = (self._tokens(decoder, self._positions(self.stored)) == tokens).all(1)
         rows = rows & ~state.done & same & (state.active == active + 1) & (state.anchors == anchors)
         if self.watched:
-            self.forwards -= rows
+            self.forwards -= rows.long()
             return None
         return rows if bool(rows.any()) else None
 
