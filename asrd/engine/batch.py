@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asrd.engine.caches import BlockBody
 from asrd.engine.decoder import Decoder
+from asrd.engine.device.block_step import BlockStep
 from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
 from asrd.engine.device.gpu import Work
@@ -106,6 +107,8 @@ class Batch:
             return whole
         if self.run.cache is None:
             return partial(self.graphs.run, "step", whole)
+        if isinstance(self.run.cache, BlockBody):
+            return BlockStep(self.graphs, self.run, self.decoder, self.buffers)
         return CachedStep(self.graphs, self.run, self.decoder, self.buffers)
 
     @property

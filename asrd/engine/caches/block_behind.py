@@ -53,11 +53,10 @@ def edited_block(decoder: Decoder, rows: Tensor, positions: Tensor, columns: Ten
     return Behind(decoder.embed_at(rows, columns), positions, columns, used)
 
 
-def witnesses(decoder: Decoder, rows: Tensor, starts: Tensor, number: list[int]) -> Behind:
-    """So many witnesses of each of the rows [R], whose generated positions begin at `starts` [R]."""
-    checked, width = decoder.witness_positions(), max(number)
+def witnesses(decoder: Decoder, rows: Tensor, starts: Tensor, width: int, used: Tensor) -> Behind:
+    """`used` [R] witnesses of `width` of each of the rows [R], whose generated positions begin at `starts` [R]."""
+    checked = decoder.witness_positions()
     assert checked is not None
-    used = torch.tensor(number, device=rows.device)
     slot = torch.arange(width, device=rows.device)
     place = checked[rows, :width].clamp(max=decoder.state.length - 1) + starts[:, None]
     embeds = decoder.table[decoder.rules.mask_id].expand(len(rows), width, -1)

@@ -9,7 +9,7 @@ open block is the decoder's affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -97,26 +97,66 @@ class BlockBody:
     def __call__(self, decoder: Decoder) -> Tensor:
         """Hidden states [B, L, D] of the canvas, fresh in the open blocks of the rows that are not done. The host looks
         once: which blocks are due?"""
+        self.compute(decoder, self.look(decoder).tolist())
+        return self.hidden
+
+    def look(self, decoder: Decoder) -> Tensor:
+        """[5, B] int64, what the host must know before the coming forwards: whether a row goes on, how many of its
+        blocks are stored, which block is behind the open one, how many witnesses that has, and whether it is fused."""
         opened = self.opened(decoder)
         self._settle(decoder, opened)
-        fused = self._fusible(decoder, opened)
         checked = decoder.witness_positions()
         used = torch.zeros_like(opened) if checked is None else (checked < decoder.state.length).sum(1)
-        told = torch.stack([~decoder.state.done, self.stored, opened + 1, used, fused])
-        live, stored, ends, extra, both = told.tolist()
+        return torch.stack([~decoder.state.done, self.stored, opened + 1, used, self._fusible(decoder, opened)])
+
+    def compute(
+        self, decoder: Decoder, told: list[list[int]], open_blocks: Callable[[int], None] | None = None
+    ) -> None:
+        """The forwards of a step; told is what `look` says. open_blocks: does the rows of which nothing but the open
+        block is due, up to so many blocks, together."""
+        live, stored, ends, extra, both = told
         due = [Due(row, stored[row], ends[row], extra[row]) for row, on in enumerate(live) if on]
-        rows = [row for row, on in enumerate(both) if on]
-        for part in self._parts([item for item in due if self.watched or not both[item.row]]):
-            self._forward(decoder, part)
-        if rows and not self.watched:
-            first, extra = ([numbers[row] for row in rows] for numbers in (stored, extra))
-            self._forward(decoder, Part(rows, first, 2, extra, probe=decoder.edits_embeddings))
-        self.checked = None
-        if rows:
-            state, columns = decoder.state, self._positions(opened)
-            self.checked = Checked(fused, state.active.clone(), state.anchors.clone(), self._tokens(decoder, columns))
-        self.stored.copy_(torch.where(decoder.state.done, self.stored, opened))
-        return self.hidden
+        fused = [item for item in due if both[item.row]]
+        plain = [item for item in due if self.watched or not both[item.row]]
+        if self.boundary == "apart":
+            waiting = [item._replace(end=item.end - 1, witnesses=0) for item in plain if item.end - item.first > 1]
+            self._forwards(decoder, waiting)
+            plain = [item._replace(first=item.end - 1) for item in plain]
+        alone = [item for item in plain if item.end - item.first == 1]
+        if open_blocks is not None and alone:
+            open_blocks(max(item.end for item in alone))
+            plain = [item for item in plain if item.end - item.first > 1]
+        self._forwards(decoder, plain)
+        opened, state, self.checked = self.opened(decoder), decoder.state, None
+        if fused:
+            if not self.watched:
+                rows, first, _, extra = map(list, zip(*fused, strict=True))
+                self._forward(decoder, Part(rows, first, 2, extra, probe=decoder.edits_embeddings))
+            tokens = self._tokens(decoder, self._positions(opened))
+            self.checked = Checked(self._fusible(decoder, opened), state.active.clone(), state.anchors.clone(), tokens)
+        self.stored.copy_(torch.where(state.done, self.stored, opened))
+
+    def open_blocks(self, decoder: Decoder, told: Tensor, blocks: int) -> None:
+        """The open blocks of all rows in one forward that sees so many blocks: its shapes depend on nothing else, and
+        the host looks at nothing. Rows of which more is due, or nothing, must be computed after it, or never again."""
+        live, stored, end, used, fused = told
+        size, opened, every = self.block, end - 1, torch.arange(told.shape[1], device=told.device)
+        positions = self._positions(opened)
+        columns = self._columns(positions)
+        embeds = self._embeds(decoder, every, positions, columns, edit=True)
+        checked, behind, keys = decoder.witness_positions(), None, blocks * size
+        if checked is not None:
+            behind = witnesses(decoder, every, self.starts, checked.shape[1], used)
+            embeds, columns = torch.cat([embeds, behind.embeds], 1), torch.cat([columns, behind.columns], 1)
+            keys += behind.width
+        self.cache.aim(len(every), None, opened * size, keys)
+        fresh = self.adapter.body(embeds, self._inputs(positions, keys, behind, whole=False))
+        self._keep(fresh, every, columns, columns.shape[1], decoder)
+        due = live if self.watched else live * (1 - fused)
+        if self.boundary != "apart":
+            due = due * (stored == opened)
+        self.computed.add_(due * (size + used))
+        self.forwards.add_(due)
 
     def ahead(self, decoder: Decoder) -> Tensor | None:
         """[B] bool, after a commit: the rows whose next block has been computed already, together with the check that
@@ -154,15 +194,11 @@ class BlockBody:
         same = (self.kept.gather(1, columns) == self._tokens(decoder, columns)).all(1)
         self.stored.add_(behind & same)
 
-    def _parts(self, due: list[Due]) -> Iterator[Part]:
-        """The forwards of these rows. Blocks that wait to be stored go with the open one, or before it where that is
-        asked for."""
+    def _forwards(self, decoder: Decoder, due: list[Due]) -> None:
+        """Blocks that wait to be stored go with the open one."""
         together = 1 if not self.adapter.takes_block_mask else max(CHUNK // self.block, 2)
-        if self.boundary == "apart":
-            waiting = [Due(row, first, end - 1, 0) for row, first, end, _ in due if end - first > 1]
-            yield from self._chunks(waiting, together)
-            due = [item._replace(first=item.end - 1) for item in due]
-        yield from self._chunks(due, together)
+        for part in self._chunks(due, together):
+            self._forward(decoder, part)
 
     def _chunks(self, due: list[Due], together: int) -> Iterator[Part]:
         """So many blocks of a row at a time; witnesses go with the last of them."""
@@ -195,7 +231,8 @@ class BlockBody:
         if part.probe:
             behind = edited_block(decoder, rows, positions[:, :size], columns[:, :size])
         elif any(part.witnesses):
-            behind = witnesses(decoder, rows, self.starts[rows], part.witnesses)
+            number = torch.tensor(part.witnesses, device=device)
+            behind = witnesses(decoder, rows, self.starts[rows], max(part.witnesses), number)
         same, last = len(set(part.first)) == 1, size
         end = (max(part.first) + part.width) * size
         if behind is not None:
