@@ -111,19 +111,40 @@ def test_the_hidden_states_are_those_of_the_whole_forward_without_a_cache() -> N
 def test_with_the_fixed_shapes_of_a_gpu_the_tokens_are_the_same(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unused slots, late copies, no graph: by a stand-in for the device."""
+    """Unused slots, late copies, recorded parts of a step: by a stand-in for the device."""
     model = block_model(BlockSpec(seed=4))
     ids, mask = torch.cat([prompt(11, row) for row in range(3)]), torch.ones(3, 11, dtype=torch.int64)
     mask[0, :3] = mask[2, :7] = 0
-    wanted = decode(model, ids, mask, **settings)
-    gpu = FakeGpu()
-    monkeypatch.setattr(loop, "find_gpu", lambda device: gpu)
-    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
-    found = decode(model, ids, mask, **settings)
-    for name in ("sequences", "steps", "drafted", "revoked", "anchors", "edited", "computed", "forwards"):
-        assert torch.equal(found[name], wanted[name]), name
-    with pytest.raises(ValueError, match="blocks of their own"):
-        decode(model, ids, mask, cuda_graph=True, **settings)
+    ways: list[dict[str, Any]] = [{}, {"boundary": "apart"}, {"observers": [lambda state: None]}]
+    for way in ways:
+        wanted = decode(model, ids, mask, max_new_tokens=25, **settings | way)
+        for graphs in (False, True):
+            gpu = FakeGpu()
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "find_gpu", lambda device, gpu=gpu: gpu)
+                patch.setattr(loop, "select_wanted", loop.select_slots)
+                found = decode(model, ids, mask, max_new_tokens=25, cuda_graph=graphs, **settings | way)
+            for name in ("sequences", "steps", "drafted", "revoked", "anchors", "edited", "computed", "forwards"):
+                assert torch.equal(found[name], wanted[name]), (name, way, graphs)
+            assert (gpu.count("replay") > 0) == graphs
+
+
+def test_requests_that_come_and_go_are_decoded_by_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, gpu = block_model(BlockSpec(seed=2)), FakeGpu()
+    jobs = [(prompt(length, length)[0].tolist(), new) for length, new in ((3, 9), (6, 5), (8, 17), (1, 8), (7, 12))]
+    for settings in SETTINGS:
+        alone = [decode(model, torch.tensor([ids]), max_new_tokens=new, **settings) for ids, new in jobs]
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "find_gpu", lambda device: gpu)
+            patch.setattr(loop, "select_wanted", loop.select_slots)
+            engine = asrd.Engine(model, slots=2, cuda_graph=True, **settings)
+            handles = [engine.submit(ids, max_new_tokens=new) for ids, new in jobs]
+            list(engine.run())
+        for handle, wanted, (ids, _) in zip(handles, alone, jobs, strict=True):
+            assert handle.result is not None
+            assert handle.result.tokens == wanted.sequences[0, len(ids) :].tolist()
+            assert (handle.result.steps, handle.result.forwards) == (int(wanted.steps), int(wanted.forwards))
+    assert gpu.count("replay") > 0
 
 
 def test_forwards_are_counted_as_without_observers() -> None:
