@@ -148,7 +148,7 @@ class BlockBody:
         if checked is not None:
             behind = witnesses(decoder, every, self.starts, checked.shape[1], used)
             embeds, columns = torch.cat([embeds, behind.embeds], 1), torch.cat([columns, behind.columns], 1)
-            keys += behind.width
+            keys = min(keys + behind.width, self.kept.shape[1])
         self.cache.aim(len(every), None, opened * size, keys)
         fresh = self.adapter.body(embeds, self._inputs(positions, keys, behind, whole=False))
         self._keep(fresh, every, columns, columns.shape[1], decoder)
