@@ -39,7 +39,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     limits = {field: getattr(arguments, option[2:].replace("-", "_")) for option, (field, *_) in LIMITS.items()}
     return Plan(
         model=arguments.model,
-        name=arguments.name or Path(arguments.model).name or arguments.model,
+        name=arguments.name or served_name(arguments.model),
         load=load_arguments(arguments),
         slots=arguments.slots,
         limits=Limits(**limits),
@@ -49,6 +49,12 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         log_prompts=arguments.log_prompts,
         page=not arguments.no_page,
     )
+
+
+def served_name(model: str) -> str:
+    """What clients call a model: as it was given, a Hub id whole; a folder by its name."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model
 
 
 def serve_on_ray(arguments: argparse.Namespace, plan: Plan) -> None:
@@ -63,5 +69,7 @@ def serve_on_ray(arguments: argparse.Namespace, plan: Plan) -> None:
     connect(arguments.ray, cpus=max(os.cpu_count() or 1, int(most * arguments.cpus) + 1))
     where = {"host": arguments.host, "port": arguments.port}
     deploy(plan, arguments.replicas, arguments.max_replicas, **where, cpus=arguments.cpus, gpus=arguments.gpus)
-    print(f"{plan.name} is served at http://{arguments.host}:{arguments.port}", flush=True)
-    wait_for_signal()
+    own = arguments.ray == "local"
+    whose = "" if own else " on the cluster's head node"
+    print(f"{plan.name} is served at http://{arguments.host}:{arguments.port}{whose}", flush=True)
+    wait_for_signal(own)

@@ -176,6 +176,17 @@ def test_nucleus_sampling_is_that_of_the_decode(client: OpenAI) -> None:
     assert text != client.chat.completions.create(**ask).choices[0].message.content
 
 
+def test_what_vllm_and_sglang_add_is_sampled_by_and_their_defaults_change_nothing(client: OpenAI) -> None:
+    ask: Any = {"model": "tiny", "messages": chat(), "temperature": 1.5, "seed": 4, "max_tokens": 24}
+    usual = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "skip_special_tokens": True}
+    free = client.chat.completions.create(**ask).choices[0].message.content
+    assert client.chat.completions.create(extra_body=usual, **ask).choices[0].message.content == free
+    for own in ({"top_k": 2}, {"min_p": 0.2}, {"repetition_penalty": 3.0}):
+        text = client.chat.completions.create(extra_body=own, **ask).choices[0].message.content
+        assert text == alone(chat(), 24, temperature=1.5, seed=4, **own)[0]
+        assert text != free
+
+
 def test_many_clients_at_once_get_their_own_answers(server: Running) -> None:
     expected = {number: alone(chat(number), 24)[0] for number in range(4, 10)}
     wrong: list[Any] = []
