@@ -91,7 +91,8 @@ def _check_address(host: str, port: int) -> None:
     open to others."""
     from ray.serve.context import _get_global_client
 
-    found: Any = _get_global_client().http_config
+    client: Any = _get_global_client()
+    found = client.http_config
     if (found.host, found.port) != (host, port):
         raise ValueError(
             f"Ray Serve already runs on this cluster, at {found.host}:{found.port}, not at {host}:{port}: give that"

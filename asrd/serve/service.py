@@ -14,7 +14,8 @@ from typing import Any
 
 from asrd.arguments import resolve_config
 from asrd.config import FIELDS, AsrdConfig
-from asrd.decoders import DECODERS
+from asrd.decoders import DECODERS, find_decoder
+from asrd.engine.caches import settle_blocks
 from asrd.engine.decoder import SHARED
 from asrd.many import Engine, Observer
 from asrd.models import ModelAdapter, special_ids
@@ -50,6 +51,8 @@ class Service:
         adapter = ModelAdapter(model)
         ids = special_ids(adapter, self.config, tokenizer)
         self.context, self.mask_id = adapter.context_length, ids.mask
+        if adapter.block_length is not None:  # its own block length and threshold, where none are given
+            settle_blocks(adapter, self.config, find_decoder(self.config.decoder).variant(self.config, adapter))
         self.decoders = [name for name in DECODERS if self._runs(name, adapter)]
         self.eos_ids = ids.eos if self.config.early_stop else ()
 

@@ -137,6 +137,8 @@ def test_two_nodes_are_used_and_all_requests_answered_when_a_replica_and_a_node_
         model="tiny", messages=chat(), max_tokens=24, stream=True, extra_body={"asrd": {"drafts": True}}
     )
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected[4]
+    with pytest.raises(ValueError, match=f"already runs on this cluster, at 127.0.0.1:{port}"):
+        deploy(plan, replicas=1, port=free_port())
     with pytest.raises(Exception, match="is not supported"):
         server.client().chat.completions.create(model="tiny", messages=chat(), tools=[{"type": "function"}])  # type: ignore
 
@@ -179,7 +181,7 @@ def test_a_replica_whose_engine_fails_again_and_again_is_replaced(cluster: Any, 
     file.touch()
     for _ in range(3):
         with pytest.raises(openai.InternalServerError, match="RuntimeError in the engine"):
-            ask(model="tiny", messages=chat())
+            ask(model="tiny", messages=chat(), max_tokens=24)
     file.unlink()
     with pytest.raises(openai.InternalServerError, match="the engine is not running"):
         ask(model="tiny", messages=chat())

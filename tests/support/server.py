@@ -56,10 +56,15 @@ class Running:
 
 @contextmanager
 def running(
-    slots: int = 4, limits: Limits | None = None, model: Any = None, settings: Any = None, **options: Any
+    slots: int = 4,
+    limits: Limits | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    settings: Any = None,
+    **options: Any,
 ) -> Iterator[Running]:
-    """A server of `tiny`, or of another model without a tokenizer."""
-    loaded, tokenizer = tiny() if model is None else (model, None)
+    """A server of `tiny`, or of another model."""
+    loaded, tokenizer = tiny() if model is None else (model, tokenizer)
     service = Service(loaded, tokenizer, "tiny", slots, limits, {"max_new_tokens": 32} | (settings or {}))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
