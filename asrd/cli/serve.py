@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
+import sys
 from pathlib import Path
 
 from asrd.cli.loading import load_arguments, load_plugins
@@ -27,11 +29,24 @@ def run(arguments: argparse.Namespace) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     load_plugins(arguments.plugin)
     plan = plan_of(arguments)
+    if arguments.ray in (None, "local"):
+        check_port(arguments.host, arguments.port)
     if arguments.ray is not None:
         serve_on_ray(arguments, plan)
         return
     service, app = plan.make()
-    make_server(app, service, arguments.host, arguments.port).run()
+    server = make_server(app, service, arguments.host, arguments.port)
+    server.run()
+    if server.engine_failed:
+        sys.exit(1)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ValueError if the address is taken or not of this machine, before a model is loaded in vain."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port} cannot be used: {error.strerror or error}") from None
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:

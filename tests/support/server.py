@@ -46,6 +46,12 @@ class Running:
 
         return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0} | options)
 
+    @property
+    def answers(self) -> bool:
+        """Does anybody listen?"""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
     def idle(self, seconds: float = 30.0) -> bool:
         """Wait until the engine has nothing to do."""
         end = time.monotonic() + seconds
