@@ -20,6 +20,7 @@ from typing import Any
 from asrd.eval.code_metric import Executor, executing
 from asrd.eval.generations import Record, read_lines
 from asrd.eval.tasks import Loaded
+from asrd.files import write_text
 from asrd.lab.compare.plan import RunSpec
 
 
@@ -88,7 +89,8 @@ def run_cell(
         decoder=cell.run.decoder, **{**cell.run.settings, "seed": cell.run.seed},
     )  # fmt: skip
     if folder is not None:
-        _write(folder / "cell.json", json.dumps(cell.as_dict(), indent=2) + "\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "cell.json", json.dumps(cell.as_dict(), indent=2) + "\n")
     with executing(executor) if executor is not None else nullcontext():
         results = simple_evaluate(
             model=lm,
@@ -106,7 +108,8 @@ def run_cell(
     metric = loaded.metric or (samples[0]["metrics"][0], samples[0]["filter"])
     records = _records(samples, metric, lm, executor)
     if folder is not None:
-        _write(folder / "scores.jsonl", "".join(json.dumps(_score_of(r), ensure_ascii=False) + "\n" for r in records))
+        lines = [json.dumps(_score_of(record), ensure_ascii=False) + "\n" for record in records]
+        write_text(folder / "scores.jsonl", "".join(lines))
     return Scored(cell, metric, records)
 
 
@@ -160,11 +163,3 @@ def _reason(executor: Executor, sample: Record) -> str:
     candidates = sample["filtered_resps"][0]
     first = candidates if isinstance(candidates, str) else candidates[0]
     return executor.run(first, sample["target"]).reason
-
-
-def _write(path: Path, content: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(content, encoding="utf-8")
-    draft.replace(path)
