@@ -61,7 +61,8 @@ def run_preset(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
     def lines(done: Sequence[Scored]) -> list[list[str]]:
         return compared(preset, plan, done, arguments.model)
 
-    done, about = evaluate(session, [entry.cell for entry in plan], lambda done: page(preset, lines(done), notes))
+    cells = {json.dumps(entry.cell.as_dict()): entry.cell for entry in plan}  # --set may make some of them the same
+    done, about = evaluate(session, list(cells.values()), lambda done: page(preset, lines(done), notes))
     print_table(console(), HEADINGS, lines(done), preset.title, keys=3)
     say(LEGEND, "Where the settings come from:", *(f"- {note}" for note in notes))
     finish(session, summarise(done), about)

@@ -142,7 +142,9 @@ class AsrdLM(TemplateLM):
         if add_special_tokens is None:
             bos = getattr(self.tokenizer, "bos_token", None)
             add_special_tokens = not (self._chat or (bos and string.startswith(bos)))
-        return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(
+            string, add_special_tokens=add_special_tokens, verbose=False
+        )  # too long: we say so
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as one prompt; without a generation prompt its last message is to be continued."""

@@ -104,7 +104,8 @@ def save(rows: Sequence[Row], folder: Path, about: dict[str, Any], extra: str = 
 def conditions(rows: Sequence[Row], about: dict[str, Any]) -> list[str]:
     """What decides the figures, one sentence each."""
     model, machine = about["model"], about["environment"]
-    watched = "single tokens watched, which costs a GPU time (--no-events)" if about["events"] else "tokens not watched"
+    watched = "single tokens watched" if about["events"] else "single tokens not watched (--no-events)"
+    watched += ", which costs a GPU time (--no-events)" if about["events"] and model["device"] != "cpu" else ""
     lines = [_task(name, task) for name, task in about["tasks"].items()]
     lines += [_settings(each) for each in about["settings"]]
     lines += [
@@ -119,12 +120,8 @@ def conditions(rows: Sequence[Row], about: dict[str, Any]) -> list[str]:
         lines.append("programs run with " + ", ".join(about["sandbox"]))
     if about.get("earlier"):
         lines.append("some answers were made earlier, with other versions: record.json, `earlier`")
-    lines += [
-        f"{row.task}, {row.label}: {row.truncated} of {row.n * row.seeds} prompts were too long and lost their start"
-        for row in rows
-        if row.truncated
-    ]
-    return lines
+    lost = {row.task: f"{row.truncated} of {row.n * row.seeds}" for row in rows if row.truncated}
+    return lines + [f"{task}: {share} prompts were too long and lost their beginning" for task, share in lost.items()]
 
 
 def _task(name: str, task: dict[str, Any]) -> str:

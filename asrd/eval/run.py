@@ -11,11 +11,14 @@ The same cell run again goes on where it stopped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from tqdm import tqdm
 
 from asrd.eval.code_metric import Executor, executing
 from asrd.eval.generations import Record, read_lines
@@ -91,7 +94,7 @@ def run_cell(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "cell.json", json.dumps(cell.as_dict(), indent=2) + "\n")
-    with executing(executor) if executor is not None else nullcontext():
+    with _bare_lm_eval(), executing(executor) if executor is not None else nullcontext():
         results = simple_evaluate(
             model=lm,
             tasks=[loaded.task],
@@ -111,6 +114,23 @@ def run_cell(
         lines = [json.dumps(_score_of(record), ensure_ascii=False) + "\n" for record in records]
         write_text(folder / "scores.jsonl", "".join(lines))
     return Scored(cell, metric, records)
+
+
+@contextmanager
+def _bare_lm_eval() -> Iterator[None]:
+    """lm-eval without what it collects about the machine by itself (record.json has it), and without bars in a log."""
+    import lm_eval.api.task
+    import lm_eval.evaluator
+
+    def bar(things: Any, **options: Any) -> Any:
+        return tqdm(things, **options | {"disable": None})
+
+    with (
+        patch.object(lm_eval.evaluator, "add_env_info", lambda results: None),
+        patch.object(lm_eval.evaluator, "get_git_commit_hash", lambda: None),
+        patch.object(lm_eval.api.task, "tqdm", bar),
+    ):
+        yield
 
 
 def read_scored(folder: Path) -> tuple[Cell, list[Record]]:

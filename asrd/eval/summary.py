@@ -132,7 +132,8 @@ def score_interval(records: Sequence[Record], means: Sequence[float]) -> tuple[f
     scores = [record["score"] for record in records[: len(records) // len(means)]]
     if all(score in (0.0, 1.0) for score in scores):
         return wilson(int(sum(scores)), len(scores))
-    return _normal(scores)[1:]
+    _, low, high = _normal(scores)
+    return (None, None) if low is None or high is None else (max(0.0, low), min(1.0, high))
 
 
 def _normal(values: Sequence[float]) -> tuple[float, float | None, float | None]:

@@ -8,10 +8,11 @@ Any other task name is looked up among lm-eval's.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,8 @@ def _config(name: str, benchmark: Benchmark, level: str, limit: int | None) -> d
 
         return config_of(level, limit or PROBLEMS)
     path = Path(lm_eval.tasks.__file__).parent / benchmark.yaml
-    with in_place_of_the_hub() if benchmark.code else nullcontext():
+    silent = redirect_stdout(io.StringIO())  # some of its modules print which packages they miss
+    with silent, in_place_of_the_hub() if benchmark.code else nullcontext():
         config = load_yaml(path)
     for key in ("tag", "group", "task_list"):
         config.pop(key, None)

@@ -199,7 +199,7 @@ def test_a_preset_prints_ours_beside_the_papers_and_lists_every_setting(
 ) -> None:
     monkeypatch.setattr("asrd.eval.comparison.paper_name", lambda model: "LLaDA-Ins-8B")
     data = write_items(tmp_path / "data")
-    command = ["eval", "--preset", "paper-main", "--data", str(data), "--limit", "1", "--lengths", "256"]
+    command = ["eval", "--preset", "paper-main", "--data", str(data), "--limit", "1"]
     assert main([*command, "--benchmarks", "GSM8K", "--set", "max_new_tokens=32", "--out", str(tmp_path / "o")]) == 0
     printed, page = capsys.readouterr().out, (tmp_path / "o" / "results.md").read_text()
     assert "77.4" in page
@@ -207,6 +207,7 @@ def test_a_preset_prints_ours_beside_the_papers_and_lists_every_setting(
     assert "inferred: ASRD's threshold" in page
     assert "inferred: ASRD's threshold" in printed
     assert page.count("| GSM8K | 32, paper 256 |") == 4
+    assert json.loads((tmp_path / "o" / "results.json").read_text())["results"][0]["seeds"] == 1
     settings = "asrd on gsm8k_cot_zeroshot: max_new_tokens 32, block_length 32, threshold 0.7, window 2"
     for text in (settings, "changed by --set: max_new_tokens=32", "the first 1 problems", "stop strings 'Q:', '</s>'"):
         assert text in page
