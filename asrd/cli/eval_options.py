@@ -134,7 +134,8 @@ def _check(command: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
     elif not arguments.tasks:
         raise ValueError("--tasks is missing: name one or several tasks, such as gsm8k_cot_zeroshot,humaneval_instruct")
     if arguments.data is not None and not arguments.data.is_dir():
-        raise ValueError(f"--data {arguments.data}: there is no such folder")
+        what = "is a file, expected its folder" if arguments.data.exists() else "there is no such folder"
+        raise ValueError(f"--data {arguments.data}: {what}")
     check_decoders(arguments, listed(arguments.decoders or "asrd"))
     for name, value in (parse_setting(item) for item in arguments.set):
         if name in ("decoder", "seed", "return_dict_in_generate"):

@@ -18,8 +18,9 @@ HEADINGS = (
 )  # fmt: skip
 LEGEND = (
     "score: in percent. difference: our score less the paper's, in points, with the interval of ours; the paper's own"
-    " error is in it only where the paper gives one (five seeds). to baseline: difference to the standard decoder (native on block-diffusion models) on the same problems. passes:"
-    " forward passes per problem; the paper's steps. speed: relative to the baseline, in wall-clock time."
+    " error is in it only where the paper gives one (five seeds). to baseline: difference to the standard decoder"
+    " (native on block-diffusion models) on the same problems. passes: forward passes per problem; the paper's steps."
+    " speed: relative to the baseline, in wall-clock time."
 )
 METRICS = {  # benchmark: name, metric of the task (empty: the one that counts) and figure of the paper, of each score
     "CNN/DailyMail": (
