@@ -46,7 +46,7 @@ class Result:
                    before the first mask
     text           of the tokens, without special ones, cut before the stop string; None without a tokenizer
     length         tokens up to and including the end of the text, or the last one of a stop string
-    steps          steps of the decoder
+    steps          steps of the decoder: forward passes, but on block-diffusion models
     drafted, revoked, anchors, edited  tokens committed, revoked, promoted to anchors, edited; a redraft counts again
     computed       positions computed in the forward passes, padding left out
     forwards       forward passes: the steps; on block-diffusion models fewer or more (docs/block.md)
@@ -86,6 +86,11 @@ class Handle:
     def done(self) -> bool:
         """Has it ended?"""
         return self.result is not None
+
+    @property
+    def kept(self) -> int | None:
+        """Tokens of its text, as soon as a stop string or criterion has ended it."""
+        return None if self._job is None or self._job.stop is None else self._job.stop.kept
 
 
 Observer = Callable[[DecodeState, tuple[Handle | None, ...]], None]
