@@ -31,7 +31,10 @@ class BlockStep:
     def __call__(self) -> None:
         self.graphs.run("look", self._look)
         self.graphs.gpu.send(self.told, self.host)()  # and wait for it
-        self.body.compute(self.decoder, self.host.tolist(), self._open_blocks)
+        told = self.host.tolist()
+        if not any(told[0]):  # the host learns late that all rows are done
+            return
+        self.body.compute(self.decoder, told, self._open_blocks)
         self.graphs.run("finish", self._finish)
         if (ahead := self.body.ahead(self.decoder)) is not None:
             finish_ahead(self.run, self.body.hidden, self.decoder, self.buffers, ahead)
