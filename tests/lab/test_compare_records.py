@@ -15,6 +15,7 @@ import asrd
 from asrd.cli import main
 from asrd.decoders import DECODERS
 from asrd.lab.compare import RunSpec, Store, measure, plan_runs, summarise
+from asrd.lab.compare import records as stored
 from asrd.lab.compare.records import code_of, fingerprint
 from asrd.lab.compare.report import interval, wilson
 from asrd.lab.tiny.export import export
@@ -92,6 +93,17 @@ def test_a_decoder_without_a_file_is_known_by_its_code() -> None:
         return scope["Own"]  # type: ignore[no-any-return]
 
     assert code_of(make(0.5)) == code_of(make(0.5)) != code_of(make(0.6))
+
+
+@pytest.mark.parametrize("name", ["block_asrd.py", "native.py"])  # what `asrd` runs on block-diffusion models
+def test_an_edit_of_what_a_decoder_becomes_on_some_models_decodes_anew(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+    before = code_of(DECODERS["asrd"])
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"# edited" * (self.name == name))
+    monkeypatch.setattr(stored, "_shared_code", stored._shared_code.__wrapped__)
+    assert code_of(DECODERS["asrd"]) != before
 
 
 def test_another_version_decodes_anew(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
