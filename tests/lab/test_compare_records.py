@@ -162,6 +162,23 @@ def test_speed_is_not_taken_from_seconds_under_other_conditions() -> None:
     assert mixed[0].seconds is None
 
 
+def test_the_first_decode_is_not_timed(model: Any, tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def decode(model: Any, run: RunSpec, problems: Any, slots: int) -> Any:
+        calls.append((run.decoder, len(problems)))
+        slow = 100.0 if len(calls) == 1 else 1.0
+        return ({"problem": p.seed, "steps": 1, "length": 1, "seconds": slow} for p in problems)
+
+    runs = [RunSpec("standard"), RunSpec("threshold")]
+    for expected in ([("standard", 1), ("standard", 3), ("threshold", 3)], [("standard", 0), ("threshold", 0)]):
+        calls.clear()
+        store = Store(tmp_path, model, {})
+        found = measure(model, runs, EASY, store, quiet=True, decode=decode, names=())
+        assert calls == expected
+        assert {record["seconds"] for records in found for record in records} == {1.0}
+
+
 def test_results_carry_versions_and_device(compare: Any) -> None:
     about = compare("--decoders", "threshold")[3]["about"]
     assert about["asrd"] == asrd.__version__
