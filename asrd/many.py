@@ -47,9 +47,10 @@ class Result:
                    before the first mask
     text           of the tokens, without special ones, cut before the stop string; None without a tokenizer
     length         tokens up to and including the end of the text, or the last one of a stop string
-    steps          forward passes
+    steps          steps of the decoder: forward passes, but on block-diffusion models
     drafted, revoked, anchors, edited  tokens committed, revoked, promoted to anchors, edited; a redraft counts again
     computed       positions computed in the forward passes, padding left out
+    forwards       forward passes: the steps; on block-diffusion models fewer or more (docs/block.md)
     finish_reason  "stop": the text ended, by EOS, stop string or criterion; "length": max_new_tokens are used up;
                    "cancelled"; "error"
     error          what was wrong, None unless finish_reason is "error"
@@ -67,6 +68,7 @@ class Result:
     anchors: int
     edited: int
     computed: int
+    forwards: int
     finish_reason: FinishReason
     error: str | None = None
     stopped_by: str | None = None
@@ -85,6 +87,11 @@ class Handle:
     def done(self) -> bool:
         """Has it ended?"""
         return self.result is not None
+
+    @property
+    def kept(self) -> int | None:
+        """Tokens of its text, as soon as a stop string or criterion has ended it."""
+        return None if self._job is None or self._job.stop is None else self._job.stop.kept
 
 
 Observer = Callable[[DecodeState, tuple[Handle | None, ...]], None]
@@ -306,7 +313,9 @@ class Engine:
             cut = stop.kept if stop is not None else None
             text = self.tokenizer.decode(outcome.tokens[:cut], skip_special_tokens=True)
             text = text_before(text, stop.strings.strings if stop and stop.string and stop.strings else None).strip()
-        counts = dict(zip(("drafted", "revoked", "anchors", "edited", "computed"), outcome.counts, strict=True))
+        counts = dict(
+            zip(("drafted", "revoked", "anchors", "edited", "computed", "forwards"), outcome.counts, strict=True)
+        )
         handle.result = Result(
             index=handle.index,
             tokens=outcome.tokens,

@@ -29,7 +29,9 @@ def counted(number: int, noun: str) -> str:
 def print_table(
     out: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", keys: int = 1
 ) -> None:
-    """Print the table; each part of it begins with the first `keys` columns."""
+    """Print the table; each part of it begins with the first `keys` columns. Empty columns are left out."""
+    kept = [n for n, column in enumerate(zip(*rows, strict=True)) if n < keys or any(column)] or range(len(headings))
+    headings, rows = [headings[n] for n in kept], [[row[n] for n in kept] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
     for number, part in enumerate(split(widths, out.width, keys)):
         table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
@@ -46,7 +48,7 @@ def split(widths: Sequence[int], total: int, keys: int) -> list[list[int]]:
     first = list(range(keys))
     parts: list[list[int]] = [[]]
     for column in range(keys, len(widths)):
-        wanted = sum(widths[c] + PADDING for c in [*first, *parts[-1], column])
+        wanted = sum(widths[c] + PADDING for c in [*first, *parts[-1], column]) + 1
         if parts[-1] and wanted > total:
             parts.append([])
         parts[-1].append(column)
