@@ -30,6 +30,7 @@ from asrd.lab.progress import Progress
 from asrd.lab.tiny.export import export
 from asrd.lab.tiny.language import EOS, MASK, PAD, SPECIAL, VOCABULARY
 from asrd.lab.tiny.model import Shape, TinyModel
+from asrd.models.source import PACKAGED_NAMES
 
 ROOT = Path(__file__).parents[2]
 OWN = """
@@ -115,6 +116,7 @@ def test_what_the_parser_names_is_what_there_is() -> None:
     assert ",".join(runtime.DECODERS) == diagnose_options.RUNTIME_DECODERS
     assert set(diagnose_options.KINDS) == set(annotations.INSTRUCTIONS)
     assert diagnose_options.LONGEST == persistence.LONGEST
+    assert set(diagnose_options.STABILITY_MODELS.split(",")) < set(PACKAGED_NAMES)
 
 
 @pytest.mark.parametrize("library", ["libtorch_cpu", "tokenizers"])
