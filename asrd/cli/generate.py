@@ -25,7 +25,7 @@ from asrd.templates import fill
 from asrd_kernels import DecodeState
 
 LOOKED_UP = 1000  # words at most
-COUNTERS = ("steps", "drafted", "revoked", "anchors")
+COUNTERS = ("steps", "forwards", "drafted", "revoked", "anchors")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -175,7 +175,7 @@ def record_of(
     """A result as it is printed and stored."""
     record = {"index": index, **request, "text": result.text, "tokens": result.tokens, "model": arguments.model}
     record |= {name: getattr(result, name) for name in (*COUNTERS, "finish_reason", "error")}
-    record["tokens_per_forward"] = result.length / result.steps if result.steps else 0.0
+    record["tokens_per_forward"] = result.length / result.forwards if result.forwards else 0.0
     record["forwards_per_step"] = 2 if {**settings, **request}.get("cfg_scale") else 1
     return record
 
