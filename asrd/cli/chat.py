@@ -22,7 +22,7 @@ from asrd.cli.settings import parse_setting, settings_of
 from asrd.config import FIELDS, check
 from asrd.decoders import DECODERS, find_decoder
 from asrd.engine.stopping import text_before
-from asrd.files import write_text
+from asrd.files import require_text, write_text
 from asrd.generate import fast_generate
 from asrd.output import AsrdOutput
 from asrd_kernels import DecodeState
@@ -137,6 +137,7 @@ def read_line() -> str | None:
 def reply(chat: Chat, line: str, console: Console, live: bool) -> None:
     """Answer a line, or do what it commands; errors and Ctrl-C end neither conversation nor program."""
     try:
+        require_text(line, "the line")
         if line.startswith("/"):
             console.print(chat.command(line), style="dim", markup=False, highlight=False)
             return

@@ -16,7 +16,7 @@ from asrd.cli.loading import load_model, load_plugins, problem_number, require_p
 from asrd.cli.requests import Request, ResultFile, read_requests
 from asrd.cli.settings import settings_of
 from asrd.engine.stopping import text_before
-from asrd.files import read_text
+from asrd.files import read_text, require_text
 from asrd.generate import fast_generate
 from asrd.many import Engine, Result, encode
 from asrd.models.source import PACKAGED_NAMES
@@ -88,9 +88,11 @@ def requests_of(arguments: argparse.Namespace) -> tuple[list[Request], bool]:
 def read_input() -> str:
     """Standard input, in UTF-8."""
     try:
-        return sys.stdin.read().removeprefix("\ufeff")
+        text = sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input is not UTF-8 text: {error.reason}") from None
+    require_text(text, "standard input")  # where the locale is C, Python lets other bytes pass
+    return text
 
 
 def warn_of_unknown_words(name: str, tokenizer: Any, prompts: list[Any]) -> None:
