@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from asrd.lab.sudoku.data import draw_batch, draw_masks, load_or_generate
+from asrd.lab.sudoku.data import LENGTH, draw_batch, draw_masks, load_or_generate
 from asrd.lab.sudoku.evaluate import score
 from asrd.lab.sudoku.initialisation import THETA, prepare
 from asrd.lab.sudoku.puzzle import VOCABULARY, held_out
@@ -186,7 +186,7 @@ def main() -> None:
     origin |= {"updates_done": state.update, "processor_minutes": round(state.seconds / 60, 1)}
     origin |= {"sequences": state.update * settings.batch, "torch": torch.__version__}
     origin |= {"parameters": sum(weight.numel() for weight in state.model.parameters())}
-    export(state.model, folder, origin)
+    export(state.model, folder, origin, LENGTH)
     save_tokenizer(folder)
     save_curve(curve, folder, f"sudoku, seed {settings.seed}")
     print(f"{folder}: done; score it with python -m asrd.lab.sudoku.evaluate {folder} --n 1000 --save")
