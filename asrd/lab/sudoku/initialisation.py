@@ -96,13 +96,18 @@ def _find_place(block: Any, frequency: Tensor) -> None:
         inner = distance.abs() > 0
         left = torch.cat([waves[inner], 0.02 * torch.eye(32, dtype=torch.float64)])
         right = torch.cat([wanted[inner] + math.log(TOKENS - 1), torch.zeros(32, dtype=torch.float64)])
-        found = torch.linalg.lstsq(left, right[:, None]).solution[:, 0].float() * math.sqrt(32)
+        found = _solved(left, right[:, None])[:, 0] * math.sqrt(32)
         rows = _clear(block, head)
         scale = found.abs().max().sqrt()
         block.q_proj.weight[rows, ONE] = found / scale * (EARLY / CONSTANT)
         block.k_proj.weight[rows.start : rows.start + 16, FLAG] = scale * (FLAGGED / SIZE)
         block.v_proj.weight[rows.start, FLAG] = 0.4 * (FLAGGED / SIZE)
         block.attn_out.weight[PLACE + head - 1, rows.start] = PLACE_SIZE / 0.4
+
+
+def _solved(left: Tensor, right: Tensor) -> Tensor:
+    """Least squares; rounded, since the last bits of LAPACK's depend on where in memory its arguments are."""
+    return (torch.linalg.lstsq(left, right).solution * 4096).round().float() / 4096
 
 
 def _copy_clues(block: Any, frequency: Tensor) -> None:
@@ -150,7 +155,7 @@ def _write_codes(model: TinyModel) -> None:
     wanted = CODE_SIZE * _codes().repeat(len(h) // TOKENS, 1)
     left = torch.cat([unit.double(), RIDGE * math.sqrt(len(h)) * torch.eye(UNITS, dtype=torch.float64)])
     right = torch.cat([wanted.double(), torch.zeros(UNITS, wanted.shape[1], dtype=torch.float64)])
-    found = torch.linalg.lstsq(left, right).solution.float()
+    found = _solved(left, right)
     block.ff_out.weight[:, :UNITS] = 0.0
     block.ff_out.weight[CODES : CODES + 3 * SIDE, :UNITS] = found.T
 
