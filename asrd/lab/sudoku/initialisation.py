@@ -136,7 +136,8 @@ def _copy_clues(block: Any, frequency: Tensor) -> None:
 
 def _write_codes(model: TinyModel) -> None:
     """The first MLP's first units are random functions of the place; the codes are a regression on them."""
-    block, rng = model.model.transformer.blocks[0], torch.Generator().manual_seed(0)
+    block: Any = model.model.transformer.blocks[0]
+    rng = torch.Generator().manual_seed(0)
     seen: list[Tensor] = []
     hook = block.ff_norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     model(_example(rng))
