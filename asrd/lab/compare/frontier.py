@@ -31,9 +31,15 @@ from asrd.lab.compare.records import Record
 from asrd.lab.compare.report import wilson
 
 OURS = "loo"
-TASK = "the hard level, 96 tokens in blocks of 32, dual cache for all decoders but Saber, which has none"
 COLUMNS = {"right": "right", "passes": "steps", "tokens": "length", "rows": "rows", "edited": "edited"}
 """Column of the CSV: field of a record. tokens: up to the end of text; rows: positions computed."""
+PAGES = {
+    "frontier": "the hard level, 96 tokens in blocks of 32, dual cache for all decoders but Saber, which has none",
+    "blocks": "the hard level, 96 tokens in blocks of 32, exact cache of the finished blocks, boundaries fused",
+    "sudoku": "9x9 grids of reasoning-gym, 90 tokens in one block, no cache",
+}
+"""What was decoded, by the name of the page."""
+EXPLAINED = {"frontier": "decoders", "blocks": "block", "sudoku": "tiny"}  # the page of docs/ that says what follows
 
 
 @dataclass(frozen=True)
@@ -224,7 +230,7 @@ def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     return found
 
 
-def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "frontier", task: str = TASK) -> str:
+def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "frontier") -> str:
     """NAME.md, with the picture NAME.png."""
     numbers = sorted({len(setting.right) for settings in models.values() for setting in settings})
     n = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
@@ -232,13 +238,14 @@ def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "fro
         "# Accuracy against forward passes",
         f"    {command}",
         f"![Accuracy against forward passes per problem, one curve per decoder]({name}.png)",
-        f"{n} held-out problems per model and setting (column n): {task}. Greedy; 95 % intervals. Two settings are"
-        " compared on the problems that both were run on; p: two-sided sign test, corrected for the number of"
-        " comparisons in the table (Holm). The records are kept in docs/data; docs/decoders.md says what follows.",
+        f"{n} held-out problems per model and setting (column n): {PAGES[name]}. Greedy; 95 % intervals. Two settings"
+        " are compared on the problems that both were run on; p: two-sided sign test, corrected for the number of"
+        f" comparisons in the table (Holm). The records are kept in docs/data; docs/{EXPLAINED[name]}.md says what"
+        " follows.",
     ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
-    if len(models) > 1:
+    if len(models) > 1 and name == "frontier":
         about = (
             "Ours against each setting of the others that takes as many passes or more, on all problems of all models."
         )
@@ -324,18 +331,17 @@ def main() -> None:
     about = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m asrd.lab.compare.frontier", description=about)
     parser.add_argument("files", type=Path, nargs="+", help="results per problem, one file per model")
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of page and picture")
-    parser.add_argument("--name", default="frontier", help="of page and picture (default %(default)s)")
-    parser.add_argument("--task", default=TASK, help="what was decoded, for the page")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the page and the picture")
+    parser.add_argument("--name", choices=PAGES, default="frontier", help="their name, and how those of files begin")
     parser.add_argument("--into", type=Path, metavar="FILE", help="add the files to this one, and do nothing else")
     given = parser.parse_args()
     if given.into:
         join_problems([*([given.into] if given.into.exists() else []), *given.files], given.into)
         return
-    models = {path.stem.removeprefix("frontier-"): read_problems(path) for path in given.files}
+    models = {path.stem.removeprefix(f"{given.name}-"): read_problems(path) for path in given.files}
     given.out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "-m", "asrd.lab.compare.frontier", *sys.argv[1:]])
-    (given.out / f"{given.name}.md").write_text(page(models, command, given.name, given.task), encoding="utf-8")
+    (given.out / f"{given.name}.md").write_text(page(models, command, given.name), encoding="utf-8")
     plot(models, given.out / f"{given.name}.png")
 
 
