@@ -15,6 +15,7 @@ from typing import Any
 from asrd.many import Engine, Result
 from asrd.memory import keep_freed_memory
 from asrd.models import load
+from asrd.serve.memory import keep_freed_memory
 
 
 @dataclass(frozen=True)
