@@ -15,7 +15,6 @@ from typing import Any
 from asrd.many import Engine, Result
 from asrd.memory import keep_freed_memory
 from asrd.models import load
-from asrd.serve.memory import keep_freed_memory
 
 
 @dataclass(frozen=True)
