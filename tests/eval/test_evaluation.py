@@ -27,6 +27,7 @@ from asrd.decoders import DECODERS
 from asrd.eval.generations import read_lines
 from asrd.eval.paper import Figures, figures, paper_name
 from asrd.eval.presets import PRESETS, entries
+from asrd.eval.report import conditions
 from asrd.eval.run import Cell, Scored
 from asrd.eval.summary import by_metric, paired, summarise
 from asrd.lab.compare.aup import aup
@@ -399,6 +400,11 @@ def test_multiple_choice_is_run_once_by_likelihood_with_what_was_drawn_in_the_re
     assert len(records) == 4
     (row,) = summarise([found])
     assert (row.metric, row.forwards, row.score) == ("acc, none", None, 1.0)
+    said = conditions([row], about)
+    assert said[0].startswith(
+        "own: acc, none; 0 shots; no chat template; likelihood by 4 draws in batches of 4, guidance 0.0"
+    )
+    assert not any(line.startswith("asrd on") for line in said)
 
 
 def choices() -> Any:
