@@ -21,6 +21,7 @@ from asrd.eval.sandbox import WANTED, Limits, protections
 from asrd.eval.summaries import BERT
 from asrd.eval.tasks import Loaded, load_task
 from asrd.files import write_text
+from asrd.generate import checked_decoder
 from asrd.models import ModelAdapter
 
 log = logging.getLogger("asrd")
@@ -104,11 +105,13 @@ class Session:
     def _settings(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """Every setting of each decoder, defaults and the model's own values included, and on which tasks."""
         found: dict[str, dict[str, Any]] = {}
+        adapter = ModelAdapter(self.model)
         for cell in cells:
             run = cell.run
-            config = resolve_config(None, {"decoder": run.decoder, **run.settings}, model=self.model).settings()
-            names = [name for name in config if name in DECODERS[run.decoder].reads and name != "seed"]
-            values = {name: config[name] for name in names}
+            config = resolve_config(None, {"decoder": run.decoder, **run.settings}, model=self.model)
+            config.block_length = checked_decoder(adapter, config).block_length(config)
+            reads = DECODERS[run.decoder].reads
+            values = {n: value for n, value in config.settings().items() if n in reads and n != "seed"}
             if "max_new_tokens" not in run.settings:
                 values["max_new_tokens"] = None  # the task's
             line = found.setdefault(json.dumps(values, default=str), {"tasks": {}, "seeds": {}, "settings": values})

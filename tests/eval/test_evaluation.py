@@ -237,6 +237,8 @@ def test_block_models_run_with_their_native_decoder_as_baseline(tmp_path: Path) 
     assert main([*command, "--benchmarks", "GSM8K", "--set", "max_new_tokens=32", "--out", str(out)]) == 0
     native, asrd = json.loads((out / "results.json").read_text())["results"]
     assert (native["decoder"], native["speed"], native["difference"]) == ("native", 1.0, None)
+    for line in json.loads((out / "record.json").read_text())["settings"]:  # the model's own, not ours
+        assert (line["settings"]["threshold"], line["settings"]["block_length"]) == (0.95, 32)
     assert asrd["speed"] is not None
     assert asrd["difference"] is not None
 
