@@ -110,7 +110,7 @@ def conditions(rows: Sequence[Row], about: dict[str, Any]) -> list[str]:
     lines = [_task(name, task, metrics[name]) for name, task in about["tasks"].items() if name in metrics]
     for each in about["settings"]:
         decoded = [name for name in each["tasks"] if "likelihood" not in about["tasks"][name]]
-        lines += [_settings(each, decoded)] if decoded else []
+        lines += [_settings(each, decoded, model["block_length"] is not None)] if decoded else []
     lines += [
         f"model {model['name']}, weights sha256 {model['sha256'][:16]}, {model['dtype']} on {model['device']}"
         f"{'' if machine['machine']['gpu'] is None else ' (' + machine['machine']['gpu'] + ')'},"
@@ -143,15 +143,18 @@ def _task(name: str, task: dict[str, Any], metric: str) -> str:
     return f"{name}: {metric}; " + "; ".join(parts)
 
 
-def _settings(each: dict[str, Any], tasks: Sequence[str]) -> str:
+def _settings(each: dict[str, Any], tasks: Sequence[str], on_blocks: bool) -> str:
     """A decoder's settings: those that every decoder has where they are not the default, and all of its own."""
     values = dict(each["settings"])
     common = set.intersection(*(set(decoder.reads) for decoder in DECODERS.values()))
     length = values.pop("max_new_tokens")
     shown = [f"max_new_tokens {'of the task' if length is None else length}"]
     for name, value in values.items():
-        blocks = name in BLOCKS and value == FIELDS[name].default
-        if name in SILENT or blocks or (name in common and name not in ALWAYS and value == FIELDS[name].default):
+        if (
+            name in SILENT
+            or (name in BLOCKS and not on_blocks)
+            or (name in common and name not in ALWAYS and value == FIELDS[name].default)
+        ):
             continue
         shown.append(f"{name} {value}")
     seeds = "" if each["seeds"] == [0] else f"; seeds {', '.join(map(str, each['seeds']))}"

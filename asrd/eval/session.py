@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asrd.arguments import resolve_config
+from asrd.config import FIELDS
 from asrd.decoders import DECODERS
 from asrd.eval.code_metric import Executor
 from asrd.eval.generations import count_lines
@@ -74,9 +75,19 @@ class Session:
                 )
             if not loaded.generates and adapter.block_length is not None:
                 raise ValueError(f"--tasks {cell.task}: {NO_BLOCKS.format(self.name)}")
+            self._check_length(cell, loaded, self.max_length or adapter.context_length or 4096)
             if cell.chat and getattr(self.tokenizer, "chat_template", None) is None:
                 raise ValueError(f"--chat on: the tokenizer of {self.name} has no chat template")
         check_runs(self.model, [cell.run for cell in cells])
+
+    def _check_length(self, cell: Cell, loaded: Loaded, most: int) -> None:
+        asked = (loaded.task.config.generation_kwargs or {}).get("max_gen_toks", FIELDS["max_new_tokens"].default)
+        length = cell.run.settings.get("max_new_tokens", asked)
+        if loaded.generates and length >= most:
+            raise ValueError(
+                f"{cell.task} with max_new_tokens={length} leaves no room for a prompt in {most} tokens"
+                " (--max-length, or what the model was trained for): give --set max_new_tokens=, with fewer"
+            )
 
     def about(self, cells: Sequence[Cell]) -> dict[str, Any]:
         """The record of the run."""

@@ -237,6 +237,7 @@ def test_block_models_run_with_their_native_decoder_as_baseline(tmp_path: Path) 
     assert main([*command, "--benchmarks", "GSM8K", "--set", "max_new_tokens=32", "--out", str(out)]) == 0
     native, asrd = json.loads((out / "results.json").read_text())["results"]
     assert (native["decoder"], native["speed"], native["difference"]) == ("native", 1.0, None)
+    assert "editing_threshold 0.9, max_post_steps 16, num_to_transfer 1" in (out / "results.md").read_text()
     for line in json.loads((out / "record.json").read_text())["settings"]:  # the model's own, not ours
         assert (line["settings"]["threshold"], line["settings"]["block_length"]) == (0.95, 32)
     assert asrd["speed"] is not None
@@ -314,6 +315,9 @@ def test_eight_problems_of_each_benchmark_resume_after_a_kill_with_the_same_resu
         (["--preset", "paper-main", "--lengths", "300"], "--lengths 300: the table has 256, 512"),
         (["--preset", "paper-main", "--benchmarks", "MMLU"], "--benchmarks MMLU: the table has HumanEval"),
         (["--preset", "paper-multiseed", "--set", "temperature=0"], "would be the same decode"),
+        (["--preset", "paper-main", "--model", "tiny-block"], "no table of block-diffusion models, and tiny-block is"),
+        (["--preset", "paper-block-models"], "no table of models with full attention, and tiny is one"),
+        (["--tasks", "packaged", "--max-length", "40"], "max_new_tokens=96 leaves no room for a prompt in 40 tokens"),
         (["--tasks", "packaged", "--lengths", "256"], "--lengths takes a part of a table"),
         (["--repeat", "nowhere", "--limit", "3"], "--repeat and --limit"),
         (["--tasks", "humaneval"], "--allow-code-execution"),
