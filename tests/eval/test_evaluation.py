@@ -322,6 +322,7 @@ def test_eight_problems_of_each_benchmark_resume_after_a_kill_with_the_same_resu
         (["--repeat", "nowhere", "--limit", "3"], "--repeat and --limit"),
         (["--tasks", "humaneval"], "--allow-code-execution"),
         (["--tasks", "packaged", "--data", "nowhere"], "--data nowhere: there is no such folder"),
+        (["--tasks", "packaged,"], "--tasks 'packaged,': a name is missing"),
         (["--tasks", "packaged", "--limit", "0"], "--limit 0: expected at least 1"),
         (["--tasks", "packaged", "--set", "decoder=wino"], "--set decoder"),
         (["--repeat", "nowhere"], "--repeat nowhere"),
