@@ -1,4 +1,7 @@
-"""Tables on the terminal that are never cut off: columns that do not fit go below, beside the first ones again."""
+"""Tables on the terminal that are never cut off: columns that do not fit go below, beside the first ones again.
+
+Also numbers with their nouns.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ PADDING = 3  # characters between two columns
 def console() -> Console:
     """Standard output; 80 characters wide where it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 80)
+
+
+def counted(number: int, noun: str) -> str:
+    """1 hard problem, 2 hard problems."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def print_table(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -115,7 +116,7 @@ def wait_for_signal(own: bool) -> None:
         signal.signal(number, stop)
     while not stopped:
         signal.sigtimedwait({signal.SIGUSR2}, 0.5)  # sleeps; a handler above ends it early
+    with suppress(TimeoutError):  # after 60 seconds
+        serve.delete(APP)  # waits for what runs, which a shutdown does not
     if own:
         serve.shutdown()
-    else:
-        serve.delete(APP)

@@ -30,9 +30,9 @@ def _draw(result: dict[str, Any], theme: Theme) -> Figure:
     moments = [(seconds / 60, size) for seconds, size in result["memory"]]
     memory.plot(*zip(*moments, strict=True), color=first["color"], linewidth=first["linewidth"])
     memory.set(title="memory of the server (MB)", xlabel="minutes", ylim=(0, None))
-    throughput.set(title="requests per second", xlabel="offered load (% of the bare engine)", ylim=(0, None))
-    latency.set(title="seconds to the answer", xlabel="offered load (% of the bare engine)", ylim=(0, None))
+    throughput.set(title="requests per second", xlabel="offered load (% of capacity)", ylim=(0, None))
+    latency.set(title="seconds to the answer", xlabel="offered load (% of capacity)", ylim=(0, None))
     for panel in (throughput, latency):
-        panel.legend()
+        panel.legend(loc="upper left")
     caption(made, theme, "The server under load", result["note"])
     return made
