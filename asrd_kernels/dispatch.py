@@ -81,15 +81,22 @@ def vocab_stats(
 
 
 def fused_head(
-    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
+    hidden: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    row: Tensor,
+    position: Tensor,
+    readout: Readout,
+    out: VocabStats,
+    impl: str = "auto",
 ) -> None:
     """See `fused_head_torch`."""
     if resolve_impl(impl, hidden.device) == "torch":
-        fused_head_torch(hidden, weight, row, position, readout, out)
+        fused_head_torch(hidden, weight, source, row, position, readout, out)
         return
     from asrd_kernels.fused_head_triton import fused_head_triton
 
-    fused_head_triton(hidden, weight, row, position, readout, out)
+    fused_head_triton(hidden, weight, source, row, position, readout, out)
 
 
 def leave_one_out_attention(

@@ -97,6 +97,8 @@ def head_case(
     """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
     hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
     weight = torch.zeros(vocab, dim, device=device, dtype=dtype)  # its memory is allocated on first access
+    if weight.numel() < 2**20:
+        weight.normal_(0, dim**-0.5, generator=torch.Generator(device).manual_seed(1))
     slot = torch.arange(rows, device=device)
     position = torch.where(slot < rows - unwanted, slot, rows)
     readout = Readout(
@@ -109,7 +111,7 @@ def head_case(
     wanted = rows - unwanted
     compulsory = nbytes(weight) + wanted * (dim * hidden.element_size() + sum(t.element_size() for t in out))
     label = f"N={rows}, V={vocab}, D={dim}{f', t={temperature}' if temperature else ''}"
-    return Case("fused_head", label, lambda op: op(hidden, weight, row, position, readout, out), compulsory)
+    return Case("fused_head", label, lambda op: op(hidden, weight, slot, row, position, readout, out), compulsory)
 
 
 def attention_case(

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernels.cases import Case, commit_case, embed_case, head_case, reopened_case, stats_case
+from benchmarks.kernels.cases import (
+    Case,
+    attention_case,
+    commit_case,
+    draft_case,
+    embed_case,
+    head_case,
+    reopened_case,
+    stats_case,
+)
 from benchmarks.kernels.launchers import LAUNCHERS
 from benchmarks.kernels.ptx.decode import program
 from benchmarks.kernels.ptx.launch import Launched, executed
@@ -28,6 +37,11 @@ SUBJECTS: dict[str, Callable[[], Case]] = {
     "commit, sequence": lambda: commit_case(2, 3, 300, scope="sequence", revoked_history="reset"),
     "fused_head, mma": lambda: head_case(16, 300, 128, torch.bfloat16),
     "fused_head, fp32": lambda: head_case(17, 300, 64, torch.float32, temperature=0.7),
+    "draft_commit, factor": lambda: draft_case(2, 3, 256, block_length=128),
+    "draft_commit, threshold": lambda: draft_case(2, 3, 300, factor=None, threshold=0.9, scope="sequence"),
+    "draft_commit, witnesses": lambda: draft_case(2, 3, 256, witnesses=4),
+    "leave_one_out_attention, mma": lambda: attention_case(3, 130, 40, torch.bfloat16),
+    "leave_one_out_attention, fp32": lambda: attention_case(3, 130, 40, torch.float32),
 }
 
 
