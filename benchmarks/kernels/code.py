@@ -118,7 +118,7 @@ _PTX: dict[str, tuple[str, int]] = {}
 
 
 def _remembered(source: ASTSource, target: GPUTarget, options: Any) -> tuple[str, int]:
-    """`_lowered`, or what an earlier process made of the same: kept in Triton's cache, under what its own key covers."""
+    """`_lowered`, or what an earlier process made of the same, from Triton's cache, under its key."""
     key = get_cache_key(source, make_backend(target), options, env_vars=get_cache_invalidating_env_vars())
     cache, file = get_cache_manager(hashlib.sha256(f"ptx of {key}".encode()).hexdigest()), "ptx.json"
     if (kept := cache.get_file(file)) is not None and not triton.knobs.compilation.always_compile:
