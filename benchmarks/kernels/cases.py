@@ -242,6 +242,29 @@ def reopened_case(device: str = "cpu") -> Case:
     return Case("commit", "a block reopened", run, None, reset)
 
 
+def mixed_case(length: int = 600, **settings: Any) -> Case:
+    """`commit` of five rows: with anchors, without a confident mask, in its first step, with the end of its text, with
+    an earlier block reopened."""
+    rules = _rules({"block_length": 64, **settings}, length)
+    state = a_state(5, 3, length, rules, 1000, None)
+    stats = VocabStats(*(values[:, :length] for values in _buffers(5, length, torch.float32, "cpu")))
+    draw = torch.Generator().manual_seed(2)
+    stats.top1.copy_(torch.randint(3, 1000, stats.top1.shape, generator=draw))
+    stats.confidence.copy_(torch.rand(stats.confidence.shape, generator=draw))
+    stats.entropy.copy_(torch.rand(stats.entropy.shape, generator=draw))
+    stats.top1[0] = torch.where(state.last[0] >= 0, state.last[0], stats.top1[0])
+    stats.confidence[1].mul_(0.6)
+    state.step[2] = 0
+    state.generated[3, 20] = EOS_ID
+    state.generated[4, 96:192] = 1000  # block 2 is full, two of its tokens fail their check, block 3 is active
+    masked = state.generated[4] == MASK_ID
+    state.guided[4] = masked if rules.scope == "sequence" else masked & (state.block_of == 3)
+    state.pending[4] = (state.positions == 130) | (state.positions == 133)
+    state.active[4] = 3
+    run, reset = _resettable(state, stats, rules, new_slots(state, rules))
+    return Case("commit", "rows of every kind", run, None, reset)
+
+
 def draft_case(
     batch: int,
     prompt: int,

@@ -84,8 +84,8 @@ class Plant:
 
 STATS = lambda: stats_case(1, 1000, torch.float32)  # noqa: E731
 EMBED = lambda: embed_case(2, 3, 40, 100, torch.float32, anchors=5)  # noqa: E731
-COMMIT = lambda: commit_case(2, 3, 33)  # noqa: E731
-DRAFT = lambda: draft_case(2, 3, 33, witnesses=3)  # noqa: E731
+COMMIT = lambda: commit_case(2, 3, 40)  # noqa: E731
+DRAFT = lambda: draft_case(2, 3, 60, witnesses=3)  # noqa: E731
 HEAD = lambda: head_case(20, 200, 64, torch.bfloat16)  # noqa: E731
 ATTENTION = lambda: attention_case(3, 130, 40, torch.bfloat16, batch=2)  # noqa: E731
 PLANTS = {
@@ -115,7 +115,7 @@ PLANTS = {
     ),
     "vocab_stats takes rows to be better aligned than they are": Plant(
         "stride", "vocab_stats", lambda: stats_case(2, 1004, torch.float32), "math.gcd(vocab, logits.stride(0), 16)",
-        "8", {"misaligned"}, "logits",
+        "8", set(),
     ),
     "anchor_embed copies a dimension too many": Plant(
         "mask", "anchor_embed", EMBED, "m_d = o_d < dim\n            b_row", "m_d = o_d <= dim\n            b_row",
@@ -158,7 +158,7 @@ PLANTS = {
         "mask", "draft_commit", DRAFT, "m_ = o_ < length", "m_ = o_ <= length", {"out of bounds"},
     ),
     "draft_commit fills the slots before all is written": Plant(
-        "barrier", "draft_commit", lambda: draft_case(2, 3, 256, block_length=128),
+        "barrier", "draft_commit", lambda: draft_case(2, 3, 256, block_length=128, eos_ids=tuple(range(3, 19))),
         "tl.debug_barrier()  # every warp has written `pending`", "pass  # `pending`", {"race"}, "p_guided",
     ),
     "draft_commit counts another row's edits": Plant(
@@ -178,7 +178,7 @@ PLANTS = {
         {"out of bounds"}, "source",
     ),
     "fused_head steps by the wrong stride": Plant(
-        "stride", "fused_head", HEAD, "[None, :] * stride_v", "[None, :] * vocab", {"out of bounds"}, "weight",
+        "stride", "fused_head", HEAD, "[None, :] * stride_v", "[None, :] * vocab", {"out of bounds"},
     ),
     "fused_head forgets what it has added up": Plant(
         "reduction", "fused_head", lambda: head_case(20, 200, 128, torch.bfloat16), "b_weight, b_x, input_precision",
