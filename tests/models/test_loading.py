@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +38,7 @@ from transformers.masking_utils import flash_attention_mask
 
 from asrd.models import flash_is_usable, load, make_bidirectional, source, weights
 from asrd.models.translate import translation_of, with_token_ids
-from tests.support.checkpoints import write
+from tests.support.checkpoints import wholly_in_float64, write
 from tests.support.remote_models import DreamConfig, DreamModel, LLaDAConfig, LLaDAModelLM, randomise
 
 TOLERANCE = 1e-5
@@ -81,27 +81,6 @@ def original_logits(model: nn.Module, ids: Tensor, mask: Tensor | None, position
 def our_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
     logits: Tensor = model(ids, attention_mask=mask, position_ids=positions).logits
     return logits[torch.ones_like(ids).bool() if mask is None else mask.bool()]
-
-
-def wholly_in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """transformers computes norms and RoPE in float32 even in a float64 model: let this one do without."""
-
-    def norm(module: Any, x: Tensor) -> Tensor:
-        return module.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon)
-
-    def rotary(theta: float, size: int, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        turns = position_ids[..., None] * theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-        return torch.cat([turns, turns], -1).cos(), torch.cat([turns, turns], -1).sin()
-
-    config: Any = model.config
-    module: Any
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = partial(norm, module)
-        if type(module).__name__.endswith("RotaryEmbedding"):
-            size = config.hidden_size // config.num_attention_heads
-            module.forward = partial(rotary, config.rope_parameters["rope_theta"], size)
-    return model
 
 
 # --- the logits are those of the original architecture --------------------------------------------------------------
@@ -385,6 +364,22 @@ def test_a_missing_key_is_named(tmp_path: Path, name: str) -> None:
         load(folder)
 
 
+def test_a_refusal_stands_alone(tmp_path: Path) -> None:
+    """transformers' report of the same weights ("newly initialized") is not printed above it."""
+    seen: list[str] = []
+    logger, handler = logging.getLogger("transformers.modeling_utils"), logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        folder = write(tmp_path, randomise(ORIGINALS["llada"](), seed=14), edit=lambda w: w.pop(LAST_GATE["llada"]))
+        with pytest.raises(ValueError, match="missing: "):
+            load(folder)
+        logger.warning("another message")
+    finally:
+        logger.removeHandler(handler)
+    assert seen == ["another message"]
+
+
 @pytest.mark.parametrize("name", LAST_GATE)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_an_unexpected_key_is_named(tmp_path: Path, name: str, shards: int) -> None:
@@ -464,6 +459,25 @@ def test_a_large_model_on_a_cpu_is_worth_a_warning(
     monkeypatch.setattr(weights, "LARGE", 100)
     load(folder)
     assert "parameters are on the CPU" in caplog.text
+
+
+@pytest.mark.parametrize(("has_gpu", "expected"), [(True, "auto"), (False, None)])
+def test_a_model_goes_to_the_gpu_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool, expected: str | None
+) -> None:
+    seen: list[Any] = []
+    original = weights._load_planned
+
+    def planned(source: str, plan: Any, hub: Any, arguments: dict[str, Any]) -> Any:
+        seen.append(arguments["device_map"])
+        return original(source, plan, hub, {**arguments, "device_map": None})
+
+    monkeypatch.setattr(weights, "_load_planned", planned)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    folder = write(tmp_path, randomise(ORIGINALS["llada"](), seed=18))
+    load(folder)
+    load(folder, device_map="cpu")
+    assert seen == [expected, "cpu"]
 
 
 # --- what must be refused -------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches.layer import CanvasCache, copy_lines
+from asrd.engine.caches.layer import CanvasCache
+from asrd.engine.caches.stored import copy_lines
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 

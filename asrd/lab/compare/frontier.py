@@ -29,6 +29,11 @@ from asrd.lab.compare.report import wilson
 OURS = "loo"
 COLUMNS = {"right": "right", "passes": "steps", "tokens": "length", "rows": "rows", "edited": "edited"}
 """Column of the CSV: field of a record. tokens: up to the end of text; rows: positions computed."""
+CACHES = {
+    "frontier": "Dual cache for all decoders but Saber, which has none.",
+    "blocks": "`tiny-block`, exact cache of the finished blocks, boundaries fused.",
+}
+"""What is said of the cache, by the name of the page."""
 
 
 @dataclass(frozen=True)
@@ -189,21 +194,21 @@ def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     return found
 
 
-def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
-    """frontier.md."""
+def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "frontier") -> str:
+    """NAME.md."""
     numbers = sorted({len(setting.right) for settings in models.values() for setting in settings})
     n = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     parts = [
         "# Accuracy against forward passes",
         f"    {command}",
-        "![Accuracy against forward passes per problem, one curve per decoder](frontier.png)",
+        f"![Accuracy against forward passes per problem, one curve per decoder]({name}.png)",
         f"{n} held-out problems of the hard level per model and setting (column n), greedy, 96 tokens in blocks of 32;"
-        " 95 % intervals. Dual cache for all decoders but Saber, which has none. Two settings are compared on the"
-        " problems that both were run on. The records are kept in docs/data; docs/decoders.md says what follows.",
+        f" 95 % intervals. {CACHES[name]} Two settings are compared on the problems that both were run on. The records"
+        f" are kept in docs/data; docs/{'decoders' if name == 'frontier' else 'block'}.md says what follows.",
     ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
-    if len(models) > 1:
+    if len(models) > 1 and name == "frontier":
         about = (
             "Ours against each setting of the others that takes as many passes or more, on all problems of all models."
         )
@@ -286,13 +291,15 @@ def main() -> None:
     about = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m asrd.lab.compare.frontier", description=about)
     parser.add_argument("files", type=Path, nargs="+", help="results per problem, one file per model")
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of frontier.md and frontier.png")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the page and the picture")
+    parser.add_argument("--name", choices=CACHES, default="frontier", help="their name, and how those of files begin")
     given = parser.parse_args()
-    models = {path.stem.removeprefix("frontier-"): read_problems(path) for path in given.files}
+    models = {path.stem.removeprefix(f"{given.name}-"): read_problems(path) for path in given.files}
     given.out.mkdir(parents=True, exist_ok=True)
     command = f"python -m asrd.lab.compare.frontier {' '.join(map(str, given.files))} --out {given.out}"
-    (given.out / "frontier.md").write_text(page(models, command), encoding="utf-8")
-    plot(models, given.out / "frontier.png")
+    command += "" if given.name == "frontier" else f" --name {given.name}"
+    (given.out / f"{given.name}.md").write_text(page(models, command, given.name), encoding="utf-8")
+    plot(models, given.out / f"{given.name}.png")
 
 
 if __name__ == "__main__":
