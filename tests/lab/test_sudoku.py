@@ -11,8 +11,9 @@ import torch
 from torch import Generator
 
 from asrd.cli import main
+from asrd.lab.sudoku import initialisation
 from asrd.lab.sudoku import train as training
-from asrd.lab.sudoku.data import as_batch, dataset, draw_batch, draw_masks, generated
+from asrd.lab.sudoku.data import as_batch, dataset, draw_batch, draw_masks, generated, load_or_generate
 from asrd.lab.sudoku.evaluate import score
 from asrd.lab.sudoku.puzzle import COUNT, ID, SCORING_FROM, VOCABULARY, Puzzle, as_text, held_out
 from asrd.lab.sudoku.tokenizer import build_tokenizer, save_tokenizer
@@ -136,6 +137,35 @@ def test_a_resumed_run_gives_the_same_weights(tmp_path: Path, monkeypatch: pytes
         training.train(replace(settings, updates=9, decay=8), tmp_path / "parts", resume=True)
     with pytest.raises(ValueError, match="seed=0, not 1"):
         training.train(replace(settings, seed=1), tmp_path / "parts", resume=True)
+
+
+def test_puzzles_are_added_to_a_file_that_was_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "puzzles.txt"
+    whole = load_or_generate(file, 3)
+    lines = file.read_text().splitlines()
+    file.write_text(lines[0] + "\n" + lines[1][:100])
+    assert torch.equal(load_or_generate(file, 3), whole)
+    assert file.read_text().splitlines() == lines
+    assert torch.equal(load_or_generate(file, 2), whole[:2])
+
+
+def test_the_initial_weights_know_row_column_and_box_and_what_they_exclude() -> None:
+    torch.manual_seed(0)
+    model = TinyModel(Shape(len(VOCABULARY), rope_theta=initialisation.THETA))
+    initialisation.prepare(model)
+    cells = [[list(map(int, puzzle.clues)), list(map(int, puzzle.solved))] for puzzle in held_out(4)]
+    batch = as_batch(torch.tensor(cells))
+    seen: list[torch.Tensor] = []
+    model.model.transformer.blocks[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        logits = model(torch.cat([batch.prompt, draw_masks(batch, Generator().manual_seed(0))], dim=1))[:, -90:]
+    for row, column in ((0, 0), (2, 8), (3, 0), (4, 5), (8, 8)):
+        for place in (1, 91):
+            found = seen[0][:, place + 10 * row + column, initialisation.CODES :][:, :27].unflatten(1, (3, 9)).argmax(2)
+            assert found.tolist() == [[row, column, row // 3 * 3 + column // 3]] * 4
+    digits = logits[:, :, ID["1"] : ID["1"] + 9].log_softmax(dim=2)
+    truth = (batch.response - ID["1"]).clamp(0, 8)[..., None]
+    assert digits.gather(2, truth)[batch.blank].mean() > -2.0, "better than guessing, which has -2.2"
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 
 Draws frontier.png and writes frontier.md: every setting with accuracy, forward passes and positions computed; paired
 differences at equal forward passes; AUP. The name of a file ends in the name of the model: frontier-tiny.csv.
+`--into docs/data/frontier-tiny.csv MORE/problems.csv` adds problems and settings to a file instead, so that a later
+session goes on with the problems that are missing (`asrd compare --first N`).
 
 AUP, accuracy under parallelism, is d3LLM's (https://github.com/hao-ai-lab/d3LLM): `aup` has the formula.
 """
@@ -13,7 +15,9 @@ import argparse
 import csv
 import math
 import random
+import shlex
 import statistics
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +33,13 @@ from asrd.lab.compare.report import wilson
 OURS = "loo"
 COLUMNS = {"right": "right", "passes": "steps", "tokens": "length", "rows": "rows", "edited": "edited"}
 """Column of the CSV: field of a record. tokens: up to the end of text; rows: positions computed."""
-CACHES = {
-    "frontier": "Dual cache for all decoders but Saber, which has none.",
-    "blocks": "`tiny-block`, exact cache of the finished blocks, boundaries fused.",
+PAGES = {
+    "frontier": "the hard level, 96 tokens in blocks of 32, dual cache for all decoders but Saber, which has none",
+    "blocks": "the hard level, 96 tokens in blocks of 32, exact cache of the finished blocks, boundaries fused",
+    "sudoku": "9x9 grids of reasoning-gym, 90 tokens in one block, no cache",
 }
-"""What is said of the cache, by the name of the page."""
+"""What was decoded, by the name of the page."""
+EXPLAINED = {"frontier": "decoders", "blocks": "block", "sudoku": "tiny"}  # the page of docs/ that says what follows
 
 
 @dataclass(frozen=True)
@@ -124,10 +130,31 @@ def save_problems(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], 
             writer.writerow([problem, *("" if r is None else int(r.get(c, 0)) for r in line for c in COLUMNS.values())])
 
 
+def join_problems(paths: Sequence[Path], into: Path) -> None:
+    """The problems and settings of all files in one; raise ValueError if two files differ on a problem."""
+    found: dict[int, dict[str, str]] = {}
+    for path in paths:
+        for line in _lines(path):
+            known = found.setdefault(int(line.pop("problem")), {})
+            for name, value in line.items():
+                if known.setdefault(name, value) and value and known[name] != value:
+                    raise ValueError(f"{path}: {name} is {value}, {known[name]} in a file before it")
+                known[name] = known[name] or value
+    names = dict.fromkeys(name for line in found.values() for name in line)
+    with replacing(into) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["problem", *names], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"problem": problem} | found[problem] for problem in sorted(found))
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def read_problems(path: Path) -> list[Setting]:
     """The settings of such a file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    lines = _lines(path)
     labels = dict.fromkeys(name.split("|")[0] for name in lines[0] if "|" in name)
     found = []
     for label in labels:
@@ -186,6 +213,15 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail)
 
 
+def holm(values: Sequence[float]) -> list[float]:
+    """p values corrected for their number (Holm): the probability of one as small in any of the comparisons."""
+    found, worst = [0.0] * len(values), 0.0
+    for rank, at in enumerate(sorted(range(len(values)), key=lambda at: values[at])):
+        worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
+        found[at] = worst
+    return found
+
+
 def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     """The settings of each decoder, in order of forward passes."""
     found: dict[str, list[Setting]] = {}
@@ -195,16 +231,17 @@ def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 
 def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "frontier") -> str:
-    """NAME.md."""
+    """NAME.md, with the picture NAME.png."""
     numbers = sorted({len(setting.right) for settings in models.values() for setting in settings})
     n = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     parts = [
         "# Accuracy against forward passes",
         f"    {command}",
         f"![Accuracy against forward passes per problem, one curve per decoder]({name}.png)",
-        f"{n} held-out problems of the hard level per model and setting (column n), greedy, 96 tokens in blocks of 32;"
-        f" 95 % intervals. {CACHES[name]} Two settings are compared on the problems that both were run on. The records"
-        f" are kept in docs/data; docs/{'decoders' if name == 'frontier' else 'block'}.md says what follows.",
+        f"{n} held-out problems per model and setting (column n): {PAGES[name]}. Greedy; 95 % intervals. Two settings"
+        " are compared on the problems that both were run on; p: two-sided sign test, corrected for the number of"
+        f" comparisons in the table (Holm). The records are kept in docs/data; docs/{EXPLAINED[name]}.md says what"
+        " follows.",
     ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
@@ -237,19 +274,23 @@ def _differences_table(settings: Sequence[Setting]) -> str:
     groups = by_decoder(settings)
     found = [difference(o, group) for o in groups.get(OURS, []) for peer, group in groups.items() if peer != OURS]
     rows = [
-        [d.ours.label, f"{d.ours.forwards:.1f}", d.peer, f"{d.forwards:.1f}", f"{d.mean:+.1f} ± {d.error:.1f}",
-         f"{d.wins} : {d.losses}", f"{d.p:.2g}"] for d in found
+        [d.ours.label, f"{d.ours.forwards:.1f}", d.peer, f"{d.forwards:.1f}", f"{len(d.ours.right)}",
+         f"{d.mean:+.1f} ± {d.error:.1f}", f"{d.wins} : {d.losses}"] for d in found
     ]  # fmt: skip
-    return _table(
-        ["ours", "passes", "peer", "its passes", "points (± s. e.)", "only ours right : only peer", "p"], rows
-    )
+    return _compared(rows, [d.p for d in found])
+
+
+def _compared(rows: Sequence[list[str]], p: Sequence[float]) -> str:
+    """A table of comparisons, p values corrected for their number in the table."""
+    head = ["ours", "passes", "peer", "its passes", "n", "points (± s. e.)", "only ours right : only peer", "p (Holm)"]
+    return _table(head, [[*row, f"{value:.2g}"] for row, value in zip(rows, holm(p), strict=True)])
 
 
 def _pooled_table(models: Mapping[str, Sequence[Setting]]) -> str:
     """Every setting of ours against every setting of a peer that takes as many passes or more, over all models."""
     named = [{setting.label: setting for setting in settings} for settings in models.values()]
     labels = [label for label in named[0] if all(label in some for some in named)]
-    rows = []
+    rows, p = [], []
     for ours in (label for label in labels if label.split()[0] == OURS):
         for peer in (label for label in labels if label.split()[0] != OURS):
             pairs = [paired(some[ours], some[peer]) for some in named]
@@ -261,11 +302,10 @@ def _pooled_table(models: Mapping[str, Sequence[Setting]]) -> str:
             error = statistics.stdev(each) / math.sqrt(len(each))
             rows.append([
                 ours, f"{passes[0]:.1f}", peer, f"{passes[1]:.1f}", f"{len(each)}",
-                f"{statistics.fmean(each):+.1f} ± {error:.1f}", f"{wins} : {losses}", f"{sign_test(wins, losses):.2g}",
+                f"{statistics.fmean(each):+.1f} ± {error:.1f}", f"{wins} : {losses}",
             ])  # fmt: skip
-    return _table(
-        ["ours", "passes", "peer", "its passes", "n", "points (± s. e.)", "only ours right : only peer", "p"], rows
-    )
+            p.append(sign_test(wins, losses))
+    return _compared(rows, p)
 
 
 def _aup_table(models: Mapping[str, Sequence[Setting]]) -> str:
@@ -292,12 +332,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m asrd.lab.compare.frontier", description=about)
     parser.add_argument("files", type=Path, nargs="+", help="results per problem, one file per model")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the page and the picture")
-    parser.add_argument("--name", choices=CACHES, default="frontier", help="their name, and how those of files begin")
+    parser.add_argument("--name", choices=PAGES, default="frontier", help="their name, and how those of files begin")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="add the files to this one, and do nothing else")
     given = parser.parse_args()
+    if given.into:
+        join_problems([*([given.into] if given.into.exists() else []), *given.files], given.into)
+        return
     models = {path.stem.removeprefix(f"{given.name}-"): read_problems(path) for path in given.files}
     given.out.mkdir(parents=True, exist_ok=True)
-    command = f"python -m asrd.lab.compare.frontier {' '.join(map(str, given.files))} --out {given.out}"
-    command += "" if given.name == "frontier" else f" --name {given.name}"
+    command = shlex.join(["python", "-m", "asrd.lab.compare.frontier", *sys.argv[1:]])
     (given.out / f"{given.name}.md").write_text(page(models, command, given.name), encoding="utf-8")
     plot(models, given.out / f"{given.name}.png")
 

@@ -130,4 +130,11 @@ PRESETS: dict[str, tuple[Table, ...]] = {
                Part(("wino",), {"threshold": (0.6,)}), STANDARD),
               common={"kv_cache": "dual"}, axes=None),
     ),
+    "sudoku": (
+        Table("sudoku", "Every decoder on grids of one block, no cache",
+              (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),
+               Part(("threshold", "asrd"), {"threshold": (0.6, 0.9)}),
+               Part(("wino",), {"threshold": (0.6, 0.9)}), STANDARD,
+               Part(("saber",), {"saber_n": (4,)})), axes=None),
+    ),
 }  # fmt: skip
