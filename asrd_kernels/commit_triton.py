@@ -141,7 +141,7 @@ def commit_kernel(
             seed_entropy = tl.minimum(low, seed_entropy)
     best = tl.where(drafts == 0, best, -1)
     drafts = tl.where(best >= 0, 1, drafts)
-    anchors = tl.where(seeding, (seed >= 0).to(tl.int32), consistent)  # type: ignore[attr-defined]
+    anchors = tl.where(seeding, (seed >= 0).to(tl.int32), consistent)
     budget = tl.maximum(length - step - (masks - drafts), 0)
 
     # Decide and write; `guided` holds all masks for the moment
