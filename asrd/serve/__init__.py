@@ -13,7 +13,6 @@ wire      replies in OpenAI's words, whole or as events
 gate      key, host, size and headers of every request
 app       the routes
 metrics   for Prometheus
-memory    malloc keeps what a step frees
 page      the live page
 run       the app under uvicorn, with graceful shutdown
 plan      all that makes a server, as values

@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from asrd.memory import keep_freed_memory
 from asrd.models import load
 from asrd.serve.limits import Limits
-from asrd.serve.memory import keep_freed_memory
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from asrd.many import Engine, Result
+from asrd.memory import keep_freed_memory
 from asrd.models import load
-from asrd.serve.memory import keep_freed_memory
 
 
 @dataclass(frozen=True)

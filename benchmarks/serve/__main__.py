@@ -20,7 +20,7 @@ import torch
 
 import asrd
 from asrd.lab.tiny.task import held_out
-from asrd.serve.memory import keep_freed_memory
+from asrd.memory import keep_freed_memory
 from benchmarks.serve import plots
 from benchmarks.serve.client import Client
 from benchmarks.serve.process import Server, server

@@ -1,4 +1,5 @@
-"""`keep_freed_memory`: what one step of the engine frees is kept for the next one."""
+"""`keep_freed_memory`: what one step of a decode frees is kept for the next one. Every command and server of ours asks
+for it; a program of one's own may."""
 
 from __future__ import annotations
 
