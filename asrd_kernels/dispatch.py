@@ -9,6 +9,7 @@ this package.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Literal
@@ -101,11 +102,19 @@ def fused_head(
 
 
 def leave_one_out_attention(
-    query: Tensor, key: Tensor, value: Tensor, excluded: Tensor, visible: Tensor, scale: float, impl: str = "auto"
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    excluded: Tensor,
+    visible: Tensor,
+    scale: float,
+    impl: str = "auto",
+    seen: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """See `leave_one_out_attention_torch`; in float64 that is what runs."""
+    """See `leave_one_out_attention_torch`; in float64 that is what runs. seen: gives its mask, where that is kept."""
     if resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64:
-        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale)
+        mask = None if seen is None else seen()
+        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale, mask)
     from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
 
     return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)

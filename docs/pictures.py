@@ -28,6 +28,11 @@ PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
         " {docs}/data/frontier-tiny-shift.csv --out {docs}",
         "{docs}/frontier.png",
     ),
+    "blocks": (
+        "python -m asrd.lab.compare.frontier {docs}/data/blocks-joint.csv {docs}/data/blocks-dynamic.csv"
+        " --out {docs} --name blocks",
+        "{docs}/blocks.png",
+    ),
     "diagnose-visible": ("asrd diagnose visible --n 24 --out {work}", "{work}/visible.png"),
     "diagnose-attention": ("asrd diagnose attention --n 6 --out {work}", "{work}/attention.png"),
     "diagnose-stability": ("asrd diagnose stability --n 8 --out {work}", "{work}/stability.png"),
