@@ -102,7 +102,7 @@ def test_a_block_diffusion_model_is_served_with_the_decoders_it_has() -> None:
             word = text.split()[4]
             assert client.completions.create(stop=word, **ask).choices[0].text == text_before(text, word)
         with pytest.raises(BadRequestError, match="needs full attention"):
-            client.completions.create(model="tiny", prompt="ann", extra_body={"asrd": {"decoder": "loo"}})
+            client.completions.create(model="tiny", prompt="ann", extra_body={"asrd": {"decoder": "wino"}})
 
 
 def test_completions_take_text_ids_and_several_prompts(client: OpenAI) -> None:
