@@ -223,7 +223,6 @@ OUTSIDE_OF_STEPS = {
     "asrd/models/adapter.py::ModelAdapter.close": "before the first step",
     "asrd/models/adapter.py::ModelAdapter._probe": "before the first step",
     "asrd/models/adapter.py::ModelAdapter._can_split": "before the first step",
-    "asrd/models/adapter.py::ModelAdapter._probe_padding": "before the first step",
     "asrd/models/adapter.py::ModelAdapter.probe_ids": "before the first step",
     "asrd/engine/decoder.py::Decoder.block_length": "a number of the config",
     "asrd/decoders/fast_dllm.py::FactorDecoder.__init__": "a number of the config",
