@@ -1,6 +1,6 @@
-"""Two instructions that only other people's kernels have, for the PTX machine: those of CUDA's own expf.
+"""Three instructions that only other people's kernels have, for the PTX machine: those of CUDA's own expf and log1pf.
 
-cvt.sat.f32.f32 clamps to [0, 1], and fma.rm.f32 rounds down. Ours use ex2 instead (tl.exp).
+cvt.sat.f32.f32 clamps to [0, 1], fma.rm.f32 rounds down, add.rz.f32 towards zero. Ours have no need of them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,28 @@ def saturate(x: Floats) -> Floats:
 
 def fused_down(a: Floats, b: Floats, c: Floats) -> Floats:
     """a b + c, rounded once, towards minus infinity."""
-    product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)  # the product is exact
-    total = product + addend
-    part = total - product
-    rest = (product - (total - part)) + (addend - part)  # total + rest is the exact sum
+    product = a.astype(np.float64) * b.astype(np.float64)  # which is exact
+    near, above, _ = _nearest(product, c.astype(np.float64))
+    return np.asarray(np.where(above, np.nextafter(near, np.float32(-np.inf)), near))
+
+
+def add_to_zero(a: Floats, b: Floats) -> Floats:
+    """a + b, rounded towards zero."""
+    near, above, below = _nearest(a.astype(np.float64), b.astype(np.float64))
+    too_far = np.where(near > 0, above, below)
+    return np.asarray(np.where(too_far, np.nextafter(near, np.float32(0)), near))
+
+
+def _nearest(a: Floats, b: Floats) -> tuple[Floats, Floats, Floats]:
+    """a + b rounded to float32, and whether that is above or below the exact sum."""
+    total = a + b
+    part = total - a
+    rest = (a - (total - part)) + (b - part)  # total + rest is the exact sum
     near = np.asarray(total.astype(np.float32))
-    above = (near > total) | ((near == total) & (rest < 0))
-    return np.asarray(np.where(above & np.isfinite(near), np.nextafter(near, np.float32(-np.inf)), near))
+    finite = np.isfinite(near)
+    above = finite & ((near > total) | ((near == total) & (rest < 0)))
+    below = finite & ((near < total) | ((near == total) & (rest > 0)))
+    return near, above, below
 
 
 def _convert(step: Instruction) -> Step:
@@ -49,8 +64,15 @@ def _fused(step: Instruction) -> Step:
     return alu._apply(step, function, [TYPES["f32"]], TYPES["f32"])
 
 
+def _add(step: Instruction) -> Step:
+    if "rz" not in step.parts:
+        return alu.arithmetic(step)
+    function = floats.with_flush(add_to_zero) if "ftz" in step.parts else add_to_zero
+    return alu._apply(step, function, [TYPES["f32"]], TYPES["f32"])
+
+
 @contextmanager
 def understood() -> Iterator[None]:
     """Within it the machine knows them."""
-    with patch.dict(decode.COMPUTES, {"cvt": _convert, "fma": _fused}):
+    with patch.dict(decode.COMPUTES, {"cvt": _convert, "fma": _fused, "add": _add}):
         yield

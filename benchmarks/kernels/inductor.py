@@ -6,6 +6,10 @@ driver is needed for that. `runnable` loads that text on CPU tensors: its launch
 so `recorded` and the PTX machine see them as they see ours. Of the launch configurations that inductor would time
 against each other on a GPU, the first is taken. Written for torch 2.13, of whose insides it knows the names patched
 below.
+
+It works for `vocab_stats_torch` without noise and for plain functions. The twins that write to slices of the state
+(commit, draft_commit, anchor_embed) are refused by a PyTorch without CUDA: copy_ into a view asks for CUDA's device
+guard when inductor traces it again, and functionalizing the graph before that fails at `&=`.
 """
 
 from __future__ import annotations
@@ -74,7 +78,7 @@ def generated(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
     with torch.no_grad():
         graph = make_fx(flat, tracing_mode="fake")(*_fakes(arguments, "cpu"))
-        for node in graph.graph.nodes:  # traced on the CPU: on "cuda" Python's indexing asks for a driver
+        for node in graph.graph.nodes:  # on "cuda" Python's indexing asks for a driver
             node.kwargs = {name: _GPU if value == _CPU else value for name, value in node.kwargs.items()}
         graph.recompile()
         with _pretended_gpu(), config.patch(_SETTINGS):

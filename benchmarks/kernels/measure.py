@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -56,30 +57,44 @@ class Launch:
         return max(bytes_bound(self.bytes, gpu), issue_bound(self.warp_instructions, self.programs, self.warps, gpu))
 
 
-def counted(work: Work, target: str) -> list[Launch]:
-    """Execute `work`, its launches compiled for one of the NVIDIA targets, and count."""
+def counted(work: Work, target: str, at_most: int | None = None) -> list[Launch]:
+    """Execute `work`, its launches compiled for one of the NVIDIA targets, and count.
+
+    `at_most`: of a launch only so many programs are executed, and the counts scaled up, for kernels whose programs all
+    do the same. What they compute is then not complete.
+    """
+    shares: list[float] = []
     with executed(target, Options(races=True, counting=True)) as machine:
+        execute = machine.launch
+
+        def launch(caught: Caught) -> None:
+            total, *others = caught.grid
+            cut = at_most is not None and total > at_most and all(length == 1 for length in others)
+            shares.append(at_most / total if cut and at_most else 1.0)
+            execute(replace(caught, grid=(at_most, *others)) if cut else caught)
+
+        machine.launch = launch  # type: ignore[method-assign]
         work()
-    return [_launch(launched) for launched in machine.launches]
+    return [_launch(launched, share) for launched, share in zip(machine.launches, shares, strict=True)]
 
 
-def _launch(launched: Launched) -> Launch:
+def _launch(launched: Launched, share: float) -> Launch:
     counts = launched.counts
     assert counts is not None
     traffic = [counts.traffic.get(kind, Traffic()) for kind in _KINDS]
-    touched = {id(pair): pair for pair in _by_storage(launched).values()}
+    whole = lambda number: round(number / share)  # noqa: E731
     return Launch(
         name=launched.name,
-        programs=counts.programs,
+        programs=whole(counts.programs),
         warps=counts.warps,
-        warp_instructions=counts.warp_instructions,
-        barriers=counts.barriers,
-        divergent=counts.divergent,
-        sectors=sum(one.units for one in traffic[:2]),
-        least_sectors=sum(one.ideal for one in traffic[:2]),
-        wavefronts=sum(one.units for one in traffic[2:]),
-        least_wavefronts=sum(one.ideal for one in traffic[2:]),
-        bytes=sum(read.bytes + written.bytes for read, written in touched.values()),
+        warp_instructions=whole(counts.warp_instructions),
+        barriers=whole(counts.barriers),
+        divergent=whole(counts.divergent),
+        sectors=whole(sum(one.units for one in traffic[:2])),
+        least_sectors=whole(sum(one.ideal for one in traffic[:2])),
+        wavefronts=whole(sum(one.units for one in traffic[2:])),
+        least_wavefronts=whole(sum(one.ideal for one in traffic[2:])),
+        bytes=whole(sum(read.bytes + written.bytes for read, written in _by_storage(launched).values())),
     )
 
 
@@ -141,6 +156,32 @@ class Allocations(TorchDispatchMode):
         self.peak = self.operations = self.moved = 0
         self.known: set[int] = set()
 
+    def __enter__(self) -> Allocations:
+        """Inside an operation of Triton's, which the dispatcher does not look into, memory comes from torch.empty."""
+        empty = torch.empty
+
+        def noted(*args: Any, **kwargs: Any) -> Tensor:
+            made = empty(*args, **kwargs)
+            self._note([made])
+            return made
+
+        self.patched = patch.object(torch, "empty", noted)
+        self.patched.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self.patched.stop()
+        super().__exit__(*details)
+
+    def _note(self, made: list[Tensor]) -> None:
+        self.alive = {key: pair for key, pair in self.alive.items() if not pair[0].expired()}
+        for tensor in made:
+            key, storage = _storage(tensor), tensor.untyped_storage()
+            if key not in self.known and key not in self.alive:
+                self.alive[key] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         for tensor in given:
@@ -148,12 +189,7 @@ class Allocations(TorchDispatchMode):
                 self.known.add(_storage(tensor))
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.alive = {key: pair for key, pair in self.alive.items() if not pair[0].expired()}
-        for tensor in made:
-            key, storage = _storage(tensor), tensor.untyped_storage()
-            if key not in self.known and key not in self.alive:
-                self.alive[key] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        self._note(made)
         name = func.overloadpacket.__name__
         if func.namespace == "aten" and not func.is_view and not name.startswith(("empty", "new_empty", "detach")):
             self.operations += 1

@@ -62,7 +62,7 @@ def entropy_kernel(probs, entropy, vocab, stride, BLOCK: tl.constexpr):
     for start in range(0, vocab, BLOCK):
         o_v = start + tl.arange(0, BLOCK)
         b_p = tl.load(probs + row * stride + o_v, mask=o_v < vocab, other=0.0).to(tl.float32)
-        total -= tl.sum(tl.where(b_p > 0, b_p * tl.log(tl.maximum(b_p, 1e-38)), 0.0), axis=0)
+        total -= tl.sum(tl.where(b_p > 0, b_p * tl.log(tl.maximum(b_p, 1e-30)), 0.0), axis=0)
     tl.store(entropy + row, total)
 
 
@@ -84,7 +84,7 @@ def plain_torch(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same as one writes it in PyTorch, probabilities in float32."""
     probs = torch.softmax(logits.float(), dim=1)
     confidence, top1 = probs.max(dim=1)
-    return top1, confidence, -(probs * probs.clamp(min=1e-38).log()).sum(dim=1)
+    return top1, confidence, -(probs * probs.clamp(min=1e-30).log()).sum(dim=1)
 
 
 def _liger_softmax(rows: int, vocab: int, itemsize: int) -> int:

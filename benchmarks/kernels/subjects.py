@@ -150,13 +150,8 @@ PROVIDERS: dict[str, Provider] = {
     "torch.compile (plain)": compiled_plain,
     "eager (twin)": eager,
 }
-_STATISTICS_ONLY = {"Triton chain", "torch.compile (plain)"}
-_MATRIX = {"fused_head", "leave_one_out_attention"}  # by PyTorch's libraries, whose code is not here
 
 
 def providers_of(subject: Subject) -> list[str]:
-    """Who can do it: a chain knows no noise, and the twins' matrix products are a library's."""
-    if subject.kernel in _MATRIX:
-        return ["asrd", "eager (twin)"]
-    rest = [name for name in PROVIDERS if name not in _STATISTICS_ONLY]
-    return list(PROVIDERS) if subject.kernel == "vocab_stats" else rest
+    """Who can do it: a chain knows no noise, and the other twins' code cannot be had without CUDA (inductor.py)."""
+    return list(PROVIDERS) if subject.kernel == "vocab_stats" else ["asrd", "eager (twin)"]

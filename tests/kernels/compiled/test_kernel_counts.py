@@ -16,9 +16,10 @@ from torch import Tensor
 
 from benchmarks.kernels import counts, rivals
 from benchmarks.kernels.arguments import tensors_in
-from benchmarks.kernels.cases import Case, commit_case, embed_case, stats_case
+from benchmarks.kernels.cases import Case, stats_case
+from benchmarks.kernels.code import recorded
 from benchmarks.kernels.counts_page import compared, summary
-from benchmarks.kernels.foreign_ptx import fused_down, saturate
+from benchmarks.kernels.foreign_ptx import add_to_zero, fused_down, saturate
 from benchmarks.kernels.gpus import GPUS, issue_bound
 from benchmarks.kernels.inductor import changed
 from benchmarks.kernels.measure import Allocations, Launch, checksum, compiled, counted, launched_by
@@ -62,6 +63,13 @@ def test_a_strided_copy_asks_for_more_sectors_than_its_bytes_need() -> None:
     assert launch.least_sectors < launch.sectors
 
 
+def test_counts_of_some_programs_are_scaled_to_all() -> None:
+    logits = torch.randn(12, 2048).bfloat16()
+    whole, part = (counted(lambda: rivals.triton_chain(logits), "sm_80", most) for most in (None, 3))
+    assert whole == part
+    assert [launch.programs for launch in part] == [12, 12, 12]
+
+
 def test_a_reduction_over_warps_has_barriers_and_passes_through_shared_memory() -> None:
     given, found = torch.ones(1024), torch.empty(1)
     (launch,) = counted(lambda: sum_kernel[(1,)](given, found, num_warps=4), "sm_80")
@@ -100,6 +108,13 @@ def test_peak_memory_is_that_of_storages_alive_together() -> None:
     assert seen.moved == 4000 * 4 + 2000 * 4
 
 
+def test_memory_that_a_kernels_launcher_takes_is_seen() -> None:
+    case = stats_case(4, 9000, torch.bfloat16)
+    with ours(case) as task, recorded(), Allocations() as seen:
+        task.run()
+    assert seen.peak == 4 * 5 * 16 * 4 + 4 * 16 * 4  # five numbers and an id of 16 chunks, of each row
+
+
 def test_the_chain_computes_softmax_argmax_and_entropy() -> None:
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * 3
     with executed("sm_80", Options(races=True)):
@@ -113,8 +128,6 @@ def test_the_chain_computes_softmax_argmax_and_entropy() -> None:
 CASES: dict[str, Callable[[], Case]] = {
     "vocab_stats, one kernel a row": lambda: stats_case(3, 1000, torch.bfloat16),
     "vocab_stats, rows that are cut": lambda: stats_case(3, 40000, torch.bfloat16),
-    "commit": lambda: commit_case(1, 3, 40),
-    "anchor_embed": lambda: embed_case(1, 3, 40, 64, torch.float32, anchors=3),
 }
 
 
@@ -133,12 +146,16 @@ def test_generated_code_gives_what_the_twin_gives(make: Callable[[], Case]) -> N
         assert torch.allclose(mine.double(), theirs.double(), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-def test_instructions_of_expf_are_exact() -> None:
+def test_instructions_of_expf_and_log1pf_are_exact() -> None:
     a, b, c = (torch.randn(1000, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(3))
     exact = [Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)) for x, y, z in zip(a, b, c, strict=True)]
     down = fused_down(a, b, c)
     for value, true in zip(down, exact, strict=True):
         assert Fraction(float(value)) <= true < Fraction(float(np.nextafter(value, np.float32(np.inf))))
+    for x, z, value in zip(a, c, add_to_zero(a, c), strict=True):
+        true = Fraction(float(x)) + Fraction(float(z))
+        further = np.nextafter(value, np.float32(np.copysign(np.inf, value)))
+        assert abs(Fraction(float(value))) <= abs(true) < abs(Fraction(float(further)))
     assert saturate(np.float32([-1, 0.25, 2, np.nan])).tolist() == [0.0, 0.25, 1.0, 0.0]
 
 
