@@ -1,7 +1,8 @@
 """A pytest plugin (`-p benchmarks.kernels.covered`): which kernels the passing tests launch, and in which dtype.
 
-Appends a line of JSON for each test and kernel to the file that the environment names in KERNELS_COVERED. It looks at
-calls of the launchers, so it sees the same whether Triton interprets, the PTX machine executes or a GPU does.
+Appends a line of JSON for each test and kernel to the file that the environment names in KERNELS_COVERED; where
+KERNELS_WANTED lists kernels and dtypes ("commit fp32, commit fp64"), the run ends when all of them were seen. It looks
+at calls of the launchers, so it sees the same whether Triton interprets, the PTX machine executes or a GPU does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-FILE = "KERNELS_COVERED"
+FILE, WANTED = "KERNELS_COVERED", "KERNELS_WANTED"
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 MODULES: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {  # operation -> module, what has the dtype
     "vocab_stats": ("vocab_stats_triton", lambda logits, *_: logits),
@@ -27,7 +28,8 @@ MODULES: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {  # operation -> 
     "fused_head": ("fused_head_triton", lambda hidden, *_: hidden),
     "leave_one_out_attention": ("leave_one_out_triton", lambda query, *_: query),
 }
-_seen: set[tuple[str, str]] = set()
+_seen: set[tuple[str, str]] = set()  # by the test that is under way
+_proved: set[str] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,4 +66,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         ]
         with Path(os.environ[FILE]).open("a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
+        _proved.update(map(" ".join, _seen))
+        if (wanted := os.environ.get(WANTED)) and set(wanted.split(", ")) <= _proved:
+            item.session.shouldstop = "every kernel and dtype that was wanted has been seen"
     _seen.clear()
