@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 
 from asrd.arguments import own_criteria, resolve_config
 from asrd.config import FIELDS, AsrdConfig, check, resolve_aliases
+from asrd.decoders import find_decoder
 from asrd.engine.canvas import config_of_part, first_masks
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
@@ -46,9 +47,10 @@ class Result:
                    before the first mask
     text           of the tokens, without special ones, cut before the stop string; None without a tokenizer
     length         tokens up to and including the end of the text, or the last one of a stop string
-    steps          forward passes
+    steps          steps of the decoder: forward passes, but on block-diffusion models
     drafted, revoked, anchors, edited  tokens committed, revoked, promoted to anchors, edited; a redraft counts again
     computed       positions computed in the forward passes, padding left out
+    forwards       forward passes: the steps; on block-diffusion models fewer or more (docs/block.md)
     finish_reason  "stop": the text ended, by EOS, stop string or criterion; "length": max_new_tokens are used up;
                    "cancelled"; "error"
     error          what was wrong, None unless finish_reason is "error"
@@ -66,6 +68,7 @@ class Result:
     anchors: int
     edited: int
     computed: int
+    forwards: int
     finish_reason: FinishReason
     error: str | None = None
     stopped_by: str | None = None
@@ -84,6 +87,11 @@ class Handle:
     def done(self) -> bool:
         """Has it ended?"""
         return self.result is not None
+
+    @property
+    def kept(self) -> int | None:
+        """Tokens of its text, as soon as a stop string or criterion has ended it."""
+        return None if self._job is None or self._job.stop is None else self._job.stop.kept
 
 
 Observer = Callable[[DecodeState, tuple[Handle | None, ...]], None]
@@ -154,7 +162,7 @@ class Engine:
     @torch.no_grad()
     def submit(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
         row_id: int | None = None,
         stopping_criteria: Any = None,
@@ -235,7 +243,7 @@ class Engine:
         own = {name: given.pop(name) for name in _OWN if name in given}
         kind = self._kind
         if given:
-            kind = self._kind_of(resolve_config(kind.config, given))
+            kind = self._kind_of(resolve_config(_for_decoder(kind.config, given.get("decoder")), given))
         config = copy.copy(kind.config)
         for name, value in own.items():
             check(name, value)
@@ -278,8 +286,10 @@ class Engine:
             del self._kinds[next(iter(self._kinds))]
         return kind
 
-    def _ids(self, prompt: Prompt) -> Tensor:
+    def _ids(self, prompt: Prompt | None) -> Tensor:
         """[1, P] ids of a prompt."""
+        if prompt is None:
+            raise ValueError("the request has no prompt: give text, or a list or tensor of token ids")
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("the prompt is text, but the engine has no tokenizer: give one, or ids")
@@ -303,7 +313,9 @@ class Engine:
             cut = stop.kept if stop is not None else None
             text = self.tokenizer.decode(outcome.tokens[:cut], skip_special_tokens=True)
             text = text_before(text, stop.strings.strings if stop and stop.string and stop.strings else None).strip()
-        counts = dict(zip(("drafted", "revoked", "anchors", "edited", "computed"), outcome.counts, strict=True))
+        counts = dict(
+            zip(("drafted", "revoked", "anchors", "edited", "computed", "forwards"), outcome.counts, strict=True)
+        )
         handle.result = Result(
             index=handle.index,
             tokens=outcome.tokens,
@@ -318,6 +330,15 @@ class Engine:
         )
         handle._job = None
         self._ended.append(handle.result)
+
+
+def _for_decoder(config: AsrdConfig, name: Any) -> AsrdConfig:
+    """The engine's settings for a request that names another decoder: without those which that one does not read."""
+    if name is None or name == config.decoder:
+        return config
+    check("decoder", name)
+    reads = find_decoder(name).reads
+    return AsrdConfig(**{setting: value for setting, value in config.settings().items() if setting in reads})
 
 
 def generate_many(

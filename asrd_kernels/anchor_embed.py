@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asrd_kernels.arrays import Array, as_floats, columns, namespace, where
+from asrd_kernels.arrays import Array, as_floats, columns, namespace, take_along, where
 from asrd_kernels.philox import gaussian, uniform_token
 from asrd_kernels.state import DecodeState, Rules
 
@@ -23,13 +23,14 @@ def centroid(
     state: DecodeState, rules: Rules, table: Tensor, arrays: DecodeState | None = None
 ) -> tuple[Tensor, Array]:
     """[B, 1, D] mean clean embedding of the cached anchors (0 if there is none) and [B, 1] bool: is there one?"""
-    dtype = state.entropy.dtype
-    cached = (arrays or state).anchors.clip(max=rules.capacity)[:, None]
+    dtype, own = state.entropy.dtype, arrays or state
+    cached = own.anchors.clip(max=rules.capacity)[:, None]
     if rules.capacity == 0:
         return torch.zeros(len(cached), 1, table.shape[1], dtype=dtype, device=table.device), cached > 0
-    filled = torch.as_tensor(as_floats(columns(cached, rules.capacity) < cached, (arrays or state).entropy))
-    anchors = F.embedding(state.generated.gather(1, state.ring[:, : rules.capacity]), table).to(dtype)
-    return filled[:, None] @ anchors / torch.as_tensor(cached.clip(min=1))[..., None], cached > 0
+    filled = torch.as_tensor(as_floats(columns(cached, rules.capacity) < cached, own.entropy))
+    tokens = torch.as_tensor(take_along(own.generated, own.ring[:, : rules.capacity]))
+    total = torch.bmm(filled[:, None], F.embedding(tokens, table).to(dtype))
+    return total / torch.as_tensor(cached.clip(min=1))[..., None], cached > 0
 
 
 def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Array) -> Array:
@@ -58,25 +59,39 @@ def anchor_embed_torch(
     """
     embeds = F.embedding(state.tokens, table)
     text = embeds[:, state.prompt_length :]
-    clean = text.to(state.entropy.dtype)
     center, any_anchor = centroid(state, rules, table, arrays)
-    blend = add = torch.as_tensor(guidance_weights(arrays or state, rules, any_anchor))  # u and w; 0 where pending
-    if rules.probe in ("orthogonal", "parallel"):  # without anchors c is 0, and so is the probe
+    weight = guidance_weights(arrays or state, rules, any_anchor)  # 0 where pending
+    if rules.probe in ("gaussian", "random"):
+        clean = text.to(state.entropy.dtype)
+        probe = _random_probe(state, table, rules, row_ids, seeds, clean, center)
+        probed = (state.pending & torch.as_tensor(any_anchor))[..., None]
+        guided = edited(clean, torch.as_tensor(weight), state.pending, center, rules)
+        text.copy_(torch.where(probed, clean + rules.beta * probe, guided))
+    elif arrays is None:
+        text.copy_(edited(text.to(state.entropy.dtype), weight, state.pending, center, rules))
+    else:  # only what changes
+        at = ((weight > 0) | (arrays.pending & any_anchor)).nonzero()
+        if len(at[0]):
+            row, position = map(torch.from_numpy, at)
+            clean = text[row, position].to(state.entropy.dtype)
+            pending = torch.from_numpy(arrays.pending[at])
+            new = edited(clean, torch.from_numpy(weight[at]), pending, center[:, 0][row], rules)
+            text.index_put_((row, position), new.to(text.dtype))
+    return embeds
+
+
+def edited(clean: Tensor, weight: Tensor, pending: Tensor, center: Tensor, rules: Rules) -> Tensor:
+    """Embeddings [..., D] with guidance by `weight` [...] and, where pending [...], with the probe; center [..., D]
+    or what broadcasts to it. Without anchors it is 0, and so is the probe."""
+    blend = add = weight  # u and w
+    if rules.probe in ("orthogonal", "parallel"):
         square = torch.linalg.vecdot(clean, clean)
         rho = (torch.linalg.vecdot(clean, center) / square).masked_fill_(square == 0, 0.0)
         strength = rules.beta if rules.probe == "orthogonal" else -rules.beta
-        blend = torch.where(state.pending, strength * rho, blend)
+        blend = torch.where(pending, strength * rho, weight)
         if rules.probe == "orthogonal":
-            add = torch.add(add, state.pending, alpha=rules.beta)
-    edited = clean * (1 - blend)[..., None]
-    if rules.probe in ("gaussian", "random"):
-        edited.addcmul_(add[..., None], center)
-        probed = (state.pending & torch.as_tensor(any_anchor))[..., None]
-        probe = _random_probe(state, table, rules, row_ids, seeds, clean, center)
-        text.copy_(torch.where(probed, clean + rules.beta * probe, edited))
-    else:
-        text.copy_(edited.addcmul_(add[..., None], center))
-    return embeds
+            add = torch.add(weight, pending, alpha=rules.beta)
+    return (clean * (1 - blend)[..., None]).addcmul_(add[..., None], center)
 
 
 def _random_probe(

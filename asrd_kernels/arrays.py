@@ -24,7 +24,9 @@ def host_view(value: Any) -> Any:
     if is_dataclass(value):
         seen = {part.name: host_view(getattr(value, part.name)) for part in fields(value)}
         return replace(value, **seen)  # type: ignore[type-var]
-    return type(value)(*map(host_view, value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return type(value)(*map(host_view, value)) if hasattr(value, "_fields") else tuple(map(host_view, value))
+    return value
 
 
 def namespace(array: Array) -> Any:
@@ -35,6 +37,14 @@ def namespace(array: Array) -> Any:
 def where(condition: Array, chosen: Array, other: Array) -> Array:
     """`chosen` where the condition holds, else `other`."""
     return namespace(condition).where(condition, chosen, other)
+
+
+def assign(target: Array, condition: Array, values: Array) -> None:
+    """Write `values` to `target` where the condition holds, in place."""
+    if isinstance(target, Tensor):
+        target.copy_(torch.where(condition, values, target))
+    else:
+        np.copyto(target, values, where=condition)
 
 
 def zeros_like(array: Array) -> Array:

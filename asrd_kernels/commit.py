@@ -8,7 +8,7 @@ With a fixed number of slots per row, `slots` are updated to those of the coming
 
 from __future__ import annotations
 
-from asrd_kernels.arrays import Array, columns, namespace, perhaps, put_along, take_along, where, zeros_like
+from asrd_kernels.arrays import Array, assign, columns, namespace, perhaps, put_along, take_along, where, zeros_like
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats, fill_slots
 
 
@@ -38,13 +38,14 @@ def commit_torch(
     revoked = failed
     if perhaps(failed):
         revoked = failed & (failed.cumsum(1) <= budget - step - masked.sum(1)[:, None])
-    tokens[...] = where(revoked, rules.mask_id, where(drafted, top1, tokens))
+    assign(tokens, drafted, top1)
+    assign(tokens, revoked, rules.mask_id)
     # 6. History
-    state.run[...] = where(guided, state.run * (top1 == state.last) + 1, state.run)
-    state.last[...] = where(guided, top1, state.last)
+    assign(state.run, guided, state.run * (top1 == state.last) + 1)
+    assign(state.last, guided, top1)
     if rules.revoked_history == "reset":
-        state.run[...] = where(revoked, 0, state.run)
-        state.last[...] = where(revoked, -1, state.last)
+        assign(state.run, revoked, 0)
+        assign(state.last, revoked, -1)
     # 7. Anchors
     candidates = confident if rules.anchor_eos else confident & ~_is_any(tokens, rules.eos_ids)
     anchors = candidates & (state.run >= rules.window)
@@ -54,7 +55,8 @@ def commit_torch(
     # 8. Cache and pending
     if rules.capacity > 0 and perhaps(anchors):
         _append(state, anchors, rules.capacity)
-    state.trusted[...] = state.trusted | anchors
+    trusted = state.trusted
+    trusted |= anchors
     for count, events in zip(state.counts[:3], (drafted, revoked, anchors), strict=True):
         count += events.sum(1)
     pending = confident ^ anchors if rules.verify else zeros_like(confident)  # anchors are among the confident
@@ -63,7 +65,7 @@ def commit_torch(
     state.entropy[...] = where(guided, entropy, NO_ENTROPY)
     live = finish_step(state, masked | revoked, pending, rules)
     if perhaps(~live):
-        state.entropy[...] = where(live, state.entropy, NO_ENTROPY)
+        assign(state.entropy, ~live, NO_ENTROPY)
     write_report(state, stats)
     if slots is not None:
         fill_slots(slots, state, rules)
@@ -117,11 +119,11 @@ def apply_step(
         edited = edited & live
         written = drafted | edited
         edits += edited.sum(1)
-    tokens[...] = where(written, top1, tokens)
+    assign(tokens, written, top1)
     if revoked is not None:
         revoked = revoked & live
         revocations += revoked.sum(1)
-        tokens[...] = where(revoked, rules.mask_id, tokens)
+        assign(tokens, revoked, rules.mask_id)
     masked = tokens == rules.mask_id
     pending = zeros_like(masked)
     if provisional is not None:
@@ -143,7 +145,7 @@ def finish_step(state: DecodeState, masked: Array, pending: Array, rules: Rules)
             so_far = state.fixed.cumsum(1)
             ends &= ~state.fixed & (so_far == so_far[:, -1:])
         past_end = ends.cumsum(1)
-        tokens[...] = where(past_end > ends, rules.pad_id, tokens)
+        assign(tokens, past_end > ends, rules.pad_id)
         live &= past_end[:, -1:] == 0
         masked = masked & live
     state.pending[...] = pending & live

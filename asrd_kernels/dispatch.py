@@ -72,8 +72,9 @@ def vocab_stats(
     logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
 ) -> None:
     """See `vocab_stats_torch`; with top-k, top-p or min-p that is what runs."""
-    if resolve_impl(impl, logits.device) == "torch" or readout.filters:
-        vocab_stats_torch(logits, row, position, readout, out)
+    chosen = resolve_impl(impl, logits.device)
+    if chosen != "triton" or readout.filters:
+        vocab_stats_torch(logits, row, position, readout, host_view(out) if chosen == "numpy" else out)
         return
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
 

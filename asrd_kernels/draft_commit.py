@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd_kernels.arrays import Array, columns, falses, namespace, put_along, where
+from asrd_kernels.arrays import Array, assign, columns, falses, namespace, put_along, where
 from asrd_kernels.commit import apply_step, ranks, with_best, write_report
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 
@@ -67,7 +67,7 @@ def draft_commit_torch(
         doubtful = drafted & (confidence < witnesses.threshold_back)
         provisional = doubtful | edited | (state.pending & ~in_check)
         witnesses.edits[...] = witnesses.edits + edited
-        witnesses.sureness[...] = where(drafted | edited, confidence, witnesses.sureness)
+        assign(witnesses.sureness, drafted | edited, confidence)
         apply_step(state, rules, stats.top1, drafted, provisional=provisional, edited=edited)
         _choose_checked(state, witnesses)
     write_report(state, stats)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asrd_kernels.arrays import Array, host_view, where
 from asrd_kernels.philox import gumbel
 from asrd_kernels.sampling import sampling_bound
 from asrd_kernels.state import VocabStats
@@ -46,7 +47,7 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     """Write the statistics of logits [N, V] to `out` [B, G + 1] at (row, position), both [N] int64.
 
     Rows of logits with position G are not wanted: what column G holds means nothing. Computed in float32 (float64
-    stays); `logits` may be overwritten.
+    stays); `logits` may be overwritten. `out` may also be that of `host_view`.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     logits.index_fill_(1, readout.forbidden, -torch.inf)
@@ -71,8 +72,18 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     if readout.unconfident is not None:
         confidence.masked_fill_((top1 == readout.unconfident).any(1, keepdim=True), 0.0)
     entropy = torch.addcdiv(rest.log1p_(), slope, total, value=-1).clamp_(min=0.0)
-    values = torch.cat([confidence, entropy], dim=1).masked_fill_(bad, 0.0).to(out.confidence.dtype)
-    out.top1.index_put_((row, position), top1.masked_fill(bad, 0).squeeze(1))
-    out.confidence.index_put_((row, position), values[:, 0])
-    out.entropy.index_put_((row, position), values[:, 1])
-    out.bad.index_put_((row, position), bad.squeeze(1).to(out.bad.dtype))
+    found = (top1, confidence, entropy, bad)
+    if isinstance(out.bad, Tensor):
+        for target, values in zip(out, (*(value.masked_fill(bad, 0) for value in found[:3]), bad), strict=True):
+            target.index_put_((row, position), values.squeeze(1).to(target.dtype))
+    else:
+        write_arrays(out, *host_view((row, position)), host_view(found))
+
+
+def write_arrays(out: VocabStats, row: Array, position: Array, found: tuple[Array, ...]) -> None:
+    """Write [N, 1] each to (row, position), where `out` is that of `host_view`; 0 in rows that are bad."""
+    *values, bad = found
+    if bad.any():
+        values = [where(bad, 0, value) for value in values]
+    for target, value in zip(out, (*values, bad), strict=True):
+        target[row, position] = value[:, 0]

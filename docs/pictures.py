@@ -1,7 +1,7 @@
 """Makes the pictures of README and docs: `python docs/pictures.py [NAME ...]`, all of them without a name.
 
 Each is written as docs/NAME.png for light and docs/NAME-dark.png for dark backgrounds. The commands keep what they
-measure in build/pictures and resume there. Times (growth-length, growth-batch, parts) need an idle machine.
+measure in build/pictures and resume there. Times (growth-length, growth-batch, parts, serve-load) need an idle machine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ HEAD_TO_HEAD = "python -m benchmarks.head_to_head --n 200 --out {work}/head-to-h
 PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
     "viewer": ("python -m benchmarks.trace.screenshot --tick 11 --out {docs}/viewer.png", "{docs}/viewer.png"),
     "serve": ("python -m benchmarks.serve.screenshot --out {docs}/serve.png", "{docs}/serve.png"),
+    "serve-load": ("python -m benchmarks.serve --out {work}/serve-load", "{work}/serve-load/serve-load.png"),
     "frontier": (
         "python -m asrd.lab.compare.frontier {docs}/data/frontier-tiny.csv {docs}/data/frontier-tiny-plain.csv"
         " {docs}/data/frontier-tiny-shift.csv --out {docs}",

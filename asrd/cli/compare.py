@@ -31,7 +31,7 @@ from asrd.lab.compare.report import (
     save_overview,
 )
 from asrd.lab.diagnose.samples import read_samples
-from asrd.lab.tables import console, print_table
+from asrd.lab.tables import console, counted, print_table
 from asrd.lab.tasks import Task
 
 
@@ -68,12 +68,13 @@ def compare_problems(
         folder = arguments.out / table.name if arguments.preset else arguments.out
         notes: list[str] = []
         if arguments.preset:
-            print(f"{table.name}: {len(runs)} runs of {arguments.n} problems", file=sys.stderr, flush=True)
+            amount = f"{counted(len(runs), 'run')} of {counted(arguments.n, 'problem')}"
+            print(f"{table.name}: {amount}", file=sys.stderr, flush=True)
         with _resumable(arguments):
             records = measure(model, runs, chosen, store, arguments.batch_size, note=notes.append)
         summaries = summarise(runs, records, timed)
         notes += _untimed(summaries, timed)
-        where = f"{arguments.model}, {arguments.n} {arguments.level} problems"
+        where = f"{arguments.model}, {counted(arguments.n, f'{arguments.level} problem')}"
         save(summaries, folder, about | {"notes": notes}, table.title)
         save_problems(runs, records, folder / "problems.csv")
         draw(summaries, folder / "results.png", f"{table.title or title_of(table)}\n{where}", table.axes)
@@ -103,7 +104,7 @@ def compare_prompts(arguments: argparse.Namespace, runs: Sequence[RunSpec], mode
     notes += _untimed(summaries, timed)
     own.save_prompts(summaries, runs, records, prompts, arguments.out, about | {"notes": notes})
     out = console()
-    title = f"{arguments.model}, {len(prompts)} prompts of {arguments.prompts.name}"
+    title = f"{arguments.model}, {counted(len(prompts), 'prompt')} of {arguments.prompts.name}"
     print_table(out, ["decoder", *(name for name, _, _ in own.COLUMNS)], [own.cells(s) for s in summaries], title)
     out.print(own.LEGEND, highlight=False)
     print("\n".join([*notes, ""]), end="")
@@ -148,7 +149,7 @@ def plot(files: Sequence[Path], out: Path) -> None:
         for model, summaries in read_csv(file).items():
             by_model.setdefault(model, []).extend(summaries)
     counts = {s.n for summaries in by_model.values() for s in summaries}
-    problems = f", {counts.pop()} problems" if len(counts) == 1 else ""
+    problems = f", {counted(counts.pop(), 'problem')}" if len(counts) == 1 else ""
     for model, summaries in by_model.items():
         show(summaries, model)
     written = draw_frontier(by_model, out, f"Accuracy against forward passes{problems}")

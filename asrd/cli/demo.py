@@ -23,6 +23,7 @@ from asrd.generate import fast_generate
 from asrd.lab.compare.measure import decode_batch
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.report import Summary, summarise
+from asrd.lab.tables import counted
 from asrd.lab.tasks import Problem
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     records = []
     decode_batch(model, runs[0], chosen[:1])  # what is slow the first time is not timed
     for spec in runs:
-        with console.status(f"{arguments.n} problems with {spec.label} ..."):
+        with console.status(f"{counted(arguments.n, 'problem')} with {spec.label} ..."):
             records.append(decode_batch(model, spec, chosen[: arguments.n]))
     show(console, summarise(runs, records))
 

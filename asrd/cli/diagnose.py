@@ -23,6 +23,7 @@ from asrd.lab.diagnose.persistence import wrong_persistence
 from asrd.lab.diagnose.report import Report
 from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples
 from asrd.lab.diagnose.visible import visible_behaviour
+from asrd.lab.tables import counted
 from asrd.lab.tasks import TASKS, find_task
 from asrd.models import packaged
 from asrd.models.source import PACKAGED_NAMES
@@ -130,7 +131,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
             model, problems, ("asrd",), windows, settings, arguments.batch_size, quiet=False
         )
     about = _about(arguments, settings) | {"model": names}
-    title = f"{', '.join(names)}, {arguments.n} {arguments.level} problems"
+    title = f"{', '.join(names)}, {counted(arguments.n, f'{arguments.level} problem')}"
     _finish(arguments, reports.stability_report(moved, lasting, contaminated, about, title))
 
 
@@ -158,8 +159,9 @@ def _decoders(arguments: argparse.Namespace) -> list[str]:
 
 
 def _title(arguments: argparse.Namespace, samples: list[Sample]) -> str:
-    which = f"prompts of {arguments.prompts.name}" if arguments.prompts is not None else f"{arguments.level} problems"
-    return f"{arguments.model}, {len(samples)} {which}"
+    if arguments.prompts is not None:
+        return f"{arguments.model}, {counted(len(samples), 'prompt')} of {arguments.prompts.name}"
+    return f"{arguments.model}, {counted(len(samples), f'{arguments.level} problem')}"
 
 
 def _about(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,71 @@ KINDS = ("code", "math")  # of annotators' prompts
 LONGEST = 6
 
 
+@dataclass(frozen=True)
+class _Diagnosis:
+    """A subcommand: its defaults, its sentences, and the options that the others do not have."""
+
+    name: str
+    n: int
+    batch_size: int | None
+    short: str
+    long: str
+    options: Mapping[str, Mapping[str, Any]]
+    takes_prompts: bool = True
+
+
+_DECODERS = {"help": "(default: %(default)s)"}
+_WINDOWS = {"default": "1,2,3,4", "help": "k of the decoders with anchors (default: %(default)s)"}
+_DIAGNOSES = (
+    _Diagnosis(
+        "attention", 16, 8,
+        "mean attention between masks, pending tokens and anchors, by layer, with guidance and probe on and off",
+        "States of real decodes are given to the model with and without guidance and probe. The model runs in eager"
+        " attention; --attn is ignored.",
+        {"--every": {"type": int, "default": 1, "help": "compare every N-th step (default: 1)"}},
+    ),
+    _Diagnosis(
+        "errors", 32, 32,
+        "error rate, long-span ratio R, contamination of anchors by window",
+        "On the packaged task the errors are exact. For a benchmark of your own: --prompts FILE --tasks TASKS.json"
+        " writes the texts for an annotator; --annotations FILLED.json reads them annotated.",
+        {
+            "--decoders": _DECODERS | {"default": ERROR_DECODERS},
+            "--windows": _WINDOWS,
+            "--annotations": {"type": Path, "help": "read an annotated file instead of decoding"},
+            "--tasks": {"type": Path, "help": "write texts for an annotator to this file"},
+            "--eval": {"type": Path, "metavar": "FOLDER", "help": "with --tasks: the texts of an asrd eval, --n each"},
+            "--kind": {"choices": KINDS, "default": "math", "help": "kind of annotator's prompt"},
+        },
+    ),
+    _Diagnosis(
+        "runtime", 6, None,
+        "time of a step by part: embed, forward, LM head, statistics, commit, cache",
+        "Every decoder decodes every prompt, one at a time. Run it on an idle machine."
+        " --set kv_cache=dual adds a row with the cache for each decoder that supports one.",
+        {"--decoders": _DECODERS | {"default": RUNTIME_DECODERS}},
+    ),
+    _Diagnosis(
+        "visible", 16, 32,
+        "is a model suited to revocation? predictions at right and planted wrong visible tokens",
+        'A few prompts with answers are enough: --prompts FILE of JSON lines with "prompt" and "answer"; packaged'
+        " models use their own problems.",
+        {"--draws": {"type": int, "default": 8, "help": "partially masked canvases per prompt (default: 8)"}},
+    ),
+    _Diagnosis(
+        "stability", 24, 24,
+        "displacement bounds on real states; how many steps wrong predictions last",
+        "On the packaged task, where it is known which predictions are wrong.",
+        {
+            "--models": {"help": "names or folders (default: those of the package)"},
+            "--windows": _WINDOWS,
+            "--longest": {"type": int, "default": LONGEST, "help": f"largest number of steps (default: {LONGEST})"},
+        },
+        takes_prompts=False,
+    ),
+)  # fmt: skip
+
+
 def add(commands: Any) -> None:
     """Register the command and its subcommands."""
     top = commands.add_parser(
@@ -25,94 +92,24 @@ def add(commands: Any) -> None:
         description="The paper's diagnostics. Each prints a table and a summary.",
     )
     what = top.add_subparsers(dest="what", metavar="WHAT", required=True)
-    _add_attention(what)
-    _add_errors(what)
-    _add_runtime(what)
-    _add_visible(what)
-    _add_stability(what)
+    for diagnosis in _DIAGNOSES:
+        _add(what, diagnosis)
 
 
-def _new(what: Any, name: str, n: int, batch: int | None, short: str, long: str) -> Any:
-    command = what.add_parser(name, help=short, description=long)
-    command.add_argument("--n", type=int, default=n, help=f"prompts or problems (default: {n})")
+def _add(what: Any, diagnosis: _Diagnosis) -> None:
+    command = what.add_parser(diagnosis.name, help=diagnosis.short, description=diagnosis.long)
+    command.add_argument("--n", type=int, default=diagnosis.n, help="prompts or problems (default: %(default)s)")
     command.add_argument("--level", choices=LEVELS, help="difficulty (default: the hardest of the model's task)")
-    if batch is not None:
-        command.add_argument("--batch-size", type=int, default=batch, help=f"(default: {batch})")
+    if diagnosis.batch_size is not None:
+        command.add_argument("--batch-size", type=int, default=diagnosis.batch_size, help="(default: %(default)s)")
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="a setting of AsrdConfig")
     command.add_argument("--out", type=Path, help="folder for JSON, CSV, Markdown and plots")
-    command.set_defaults(run=f"asrd.cli.diagnose:run_{name}", check=_check)
-    return command
-
-
-def _add_attention(what: Any) -> None:
-    command = _new(
-        what, "attention", 16, 8,
-        "mean attention between masks, pending tokens and anchors, by layer, with guidance and probe on and off",
-        "States of real decodes are given to the model with and without guidance and probe. The model runs in eager"
-        " attention; --attn is ignored.",
-    )  # fmt: skip
-    command.add_argument("--every", type=int, default=1, help="compare every N-th step (default: 1)")
-    _add_prompts(command)
+    for option, arguments in diagnosis.options.items():
+        command.add_argument(option, **arguments)
+    if diagnosis.takes_prompts:
+        command.add_argument("--prompts", type=Path, help='JSON list or lines with "prompt" and "answer"')
     add_model(command)
-
-
-def _add_errors(what: Any) -> None:
-    command = _new(
-        what, "errors", 32, 32,
-        "error rate, long-span ratio R, contamination of anchors by window",
-        "On the packaged task the errors are exact. For a benchmark of your own: --prompts FILE --tasks TASKS.json"
-        " writes the texts for an annotator; --annotations FILLED.json reads them annotated.",
-    )  # fmt: skip
-    command.add_argument("--decoders", default=ERROR_DECODERS, help="(default: %(default)s)")
-    command.add_argument("--windows", default="1,2,3,4", help="k of the decoders with anchors (default: %(default)s)")
-    command.add_argument("--annotations", type=Path, help="read an annotated file instead of decoding")
-    command.add_argument("--tasks", type=Path, help="write texts for an annotator to this file")
-    command.add_argument(
-        "--eval", type=Path, metavar="FOLDER", help="with --tasks: the texts of an asrd eval, --n each"
-    )
-    command.add_argument("--kind", choices=KINDS, default="math", help="kind of annotator's prompt")
-    _add_prompts(command)
-    add_model(command)
-
-
-def _add_runtime(what: Any) -> None:
-    command = _new(
-        what, "runtime", 6, None,
-        "time of a step by part: embed, forward, LM head, statistics, commit, cache",
-        "Every decoder decodes every prompt, one at a time. Run it on an idle machine."
-        " --set kv_cache=dual adds a row with the cache for each decoder that supports one.",
-    )  # fmt: skip
-    command.add_argument("--decoders", default=RUNTIME_DECODERS, help="(default: %(default)s)")
-    _add_prompts(command)
-    add_model(command)
-
-
-def _add_visible(what: Any) -> None:
-    command = _new(
-        what, "visible", 16, 32,
-        "is a model suited to revocation? predictions at right and planted wrong visible tokens",
-        "A few prompts with answers are enough: --prompts FILE of JSON lines with \"prompt\" and \"answer\"; packaged"
-        " models use their own problems.",
-    )  # fmt: skip
-    command.add_argument("--draws", type=int, default=8, help="partially masked canvases per prompt (default: 8)")
-    _add_prompts(command)
-    add_model(command)
-
-
-def _add_stability(what: Any) -> None:
-    command = _new(
-        what, "stability", 24, 24,
-        "displacement bounds on real states; how many steps wrong predictions last",
-        "On the packaged task, where it is known which predictions are wrong.",
-    )  # fmt: skip
-    command.add_argument("--models", help="names or folders (default: those of the package)")
-    command.add_argument("--windows", default="1,2,3,4", help="k of the decodes whose wrong anchors are counted")
-    command.add_argument("--longest", type=int, default=LONGEST, help=f"largest number of steps (default: {LONGEST})")
-    add_model(command)
-
-
-def _add_prompts(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--prompts", type=Path, help='JSON list or lines with "prompt" and "answer"')
+    command.set_defaults(run=f"asrd.cli.diagnose:run_{diagnosis.name}", check=_check)
 
 
 def _check(arguments: argparse.Namespace) -> None:

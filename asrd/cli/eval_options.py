@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,11 @@ TASK_NAMES = (
 )  # fmt: skip
 PRESET_NAMES = (
     "paper-main", "paper-base-rl", "paper-multiseed", "paper-threshold-only", "paper-open-ended", "paper-block-models",
+)  # fmt: skip
+OF_A_RECORD = (
+    "decoders", "set", "sweep", "seeds", "limit", "shots", "level", "chat", "single_turn", "system", "batch_size",
+    "max_length", "no_events", "mc_num", "bertscore", "lengths", "benchmarks", "check_scoring", "out", "dtype",
+    "plugin", "code_seconds", "code_memory",
 )  # fmt: skip
 BENCHMARKS = ("HumanEval", "MBPP", "GSM8K", "MATH500", "NQ-Open", "CNN/DailyMail")
 
@@ -53,6 +60,15 @@ def add(commands: Any) -> None:
         "--no-events", action="store_true",
         help="do not watch single tokens (anchors, flip-flops): for wall-clock figures on a GPU",
     )  # fmt: skip
+    command.add_argument(
+        "--mc-num", type=int,
+        help="draws of each likelihood, for multiple choice (default: LLaDA's published number, 128 or 1 by task)",
+    )  # fmt: skip
+    command.add_argument(
+        "--bertscore", metavar="MODEL", default="distilbert-base-uncased",
+        help="model of BERTScore for summaries, on disk, with :LAYER where that is not known"
+        " (default: distilbert-base-uncased, lm-eval's)",
+    )  # fmt: skip
     command.add_argument("--preset", choices=PRESET_NAMES, help="a table of the paper, in place of --tasks")
     command.add_argument("--lengths", help="of a preset: these lengths only, such as 256")
     command.add_argument("--benchmarks", help=f"of a preset: these only, of {','.join(BENCHMARKS)}")
@@ -67,7 +83,7 @@ def add(commands: Any) -> None:
     command.add_argument("--out", type=Path, default=Path("asrd-eval"), help="folder (default: asrd-eval)")
     _add_code(command)
     add_model(command)
-    command.set_defaults(run="asrd.cli.eval:run", check=_check)
+    command.set_defaults(run="asrd.cli.eval:run", check=functools.partial(_check, command))
 
 
 def _add_code(command: argparse.ArgumentParser) -> None:
@@ -80,23 +96,46 @@ def _add_code(command: argparse.ArgumentParser) -> None:
     group.add_argument("--code-memory", type=int, default=2048, help="memory of a program in MB (default: 2048)")
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    at_least(arguments, limit=1, seeds=1, batch_size=1, max_length=2, code_memory=64, shots=0)
+Given = Callable[..., str]  # the first of the named options that is not its default, with its dashes; empty: none
+
+
+def _given(arguments: argparse.Namespace, command: argparse.ArgumentParser, *names: str) -> str:
+    found = [name for name in names if getattr(arguments, name) != command.get_default(name)]
+    return "--" + found[0].replace("_", "-") if found else ""
+
+
+def _check_preset(arguments: argparse.Namespace, given_of: Given) -> None:
+    if given := given_of("decoders", "sweep", "seeds", "shots", "system", "single_turn", "check_scoring"):
+        raise ValueError(
+            f"--preset and {given}: a preset has its own decoders, settings, seeds and prompts; --set changes a setting"
+        )
+    for length in listed(arguments.lengths) if arguments.lengths else []:
+        if not length.isdigit():
+            raise ValueError(f"--lengths {length}: expected numbers of tokens with commas between, such as 256,512")
+
+
+def _check(command: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    given_of = functools.partial(_given, arguments, command)
+    at_least(arguments, limit=1, seeds=1, batch_size=1, max_length=2, code_memory=64, shots=0, mc_num=1)
     if arguments.code_seconds <= 0:
         raise ValueError(f"--code-seconds {arguments.code_seconds}: expected more than 0")
     if sum(map(bool, (arguments.tasks, arguments.preset, arguments.repeat))) > 1:
         raise ValueError("--tasks, --preset and --repeat: give one of the three")
     if arguments.repeat is not None:
-        given = [name for name in ("decoders", "set", "sweep") if getattr(arguments, name)]
-        if given:
-            raise ValueError(f"--repeat and --{given[0]}: the record says what is run; leave --{given[0]} out")
+        if given := given_of(*OF_A_RECORD):
+            raise ValueError(
+                f"--repeat and {given}: the record says what is run; leave {given} out (--model, --device, --attn and"
+                " --data may be given, for another machine)"
+            )
     elif arguments.preset:
-        if arguments.decoders or arguments.sweep or arguments.seeds != 1 or arguments.shots is not None:
-            raise ValueError("--preset has its own decoders, settings, seeds and shots: give --set to change a setting")
+        _check_preset(arguments, given_of)
+    elif given := given_of("lengths", "benchmarks"):
+        raise ValueError(f"{given} takes a part of a table: give it with --preset")
     elif not arguments.tasks:
         raise ValueError("--tasks is missing: name one or several tasks, such as gsm8k_cot_zeroshot,humaneval_instruct")
     if arguments.data is not None and not arguments.data.is_dir():
-        raise ValueError(f"--data {arguments.data}: there is no such folder")
+        what = "is a file, expected its folder" if arguments.data.exists() else "there is no such folder"
+        raise ValueError(f"--data {arguments.data}: {what}")
     check_decoders(arguments, listed(arguments.decoders or "asrd"))
     for name, value in (parse_setting(item) for item in arguments.set):
         if name in ("decoder", "seed", "return_dict_in_generate"):

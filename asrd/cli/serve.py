@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
+import sys
 from pathlib import Path
 
 from asrd.cli.loading import load_arguments, load_plugins
@@ -27,11 +29,24 @@ def run(arguments: argparse.Namespace) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     load_plugins(arguments.plugin)
     plan = plan_of(arguments)
+    if arguments.ray in (None, "local"):
+        check_port(arguments.host, arguments.port)
     if arguments.ray is not None:
         serve_on_ray(arguments, plan)
         return
     service, app = plan.make()
-    make_server(app, service, arguments.host, arguments.port).run()
+    server = make_server(app, service, arguments.host, arguments.port)
+    server.run()
+    if server.engine_failed:
+        sys.exit(1)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ValueError if the address is taken or not of this machine, before a model is loaded in vain."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port} cannot be used: {error.strerror or error}") from None
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
@@ -39,7 +54,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     limits = {field: getattr(arguments, option[2:].replace("-", "_")) for option, (field, *_) in LIMITS.items()}
     return Plan(
         model=arguments.model,
-        name=arguments.name or Path(arguments.model).name or arguments.model,
+        name=arguments.name or served_name(arguments.model),
         load=load_arguments(arguments),
         slots=arguments.slots,
         limits=Limits(**limits),
@@ -49,6 +64,12 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         log_prompts=arguments.log_prompts,
         page=not arguments.no_page,
     )
+
+
+def served_name(model: str) -> str:
+    """What clients call a model: as it was given, a Hub id whole; a folder by its name."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model
 
 
 def serve_on_ray(arguments: argparse.Namespace, plan: Plan) -> None:
@@ -63,5 +84,7 @@ def serve_on_ray(arguments: argparse.Namespace, plan: Plan) -> None:
     connect(arguments.ray, cpus=max(os.cpu_count() or 1, int(most * arguments.cpus) + 1))
     where = {"host": arguments.host, "port": arguments.port}
     deploy(plan, arguments.replicas, arguments.max_replicas, **where, cpus=arguments.cpus, gpus=arguments.gpus)
-    print(f"{plan.name} is served at http://{arguments.host}:{arguments.port}", flush=True)
-    wait_for_signal()
+    own = arguments.ray == "local"
+    whose = "" if own else " on the cluster's head node"
+    print(f"{plan.name} is served at http://{arguments.host}:{arguments.port}{whose}", flush=True)
+    wait_for_signal(own)

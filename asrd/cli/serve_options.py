@@ -29,9 +29,12 @@ def add_serve(commands: Any) -> None:
         description="An OpenAI-compatible server with a live page at /. Needs: pip install 'asrd[serve]'.",
         epilog="examples: asrd serve --model tiny; ASRD_API_KEY=... asrd serve --model DIR --host 0.0.0.0",
     )
+    command.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model")
     command.add_argument("--host", default="127.0.0.1", help="address to bind to (default: 127.0.0.1)")
     command.add_argument("--port", type=int, default=8000, help="(default: 8000)")
-    command.add_argument("--name", help="the model's name for clients (default: the last part of --model)")
+    command.add_argument(
+        "--name", "--served-model-name", help="the model's name for clients (default: --model, of a folder its name)"
+    )
     command.add_argument("--slots", type=int, default=16, help="answers that decode at a time (default: 16)")
     command.add_argument("--kv-cache", choices=["prefix", "dual"], default=None, help="KV cache of all requests")
     add_model(command)

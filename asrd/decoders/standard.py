@@ -14,6 +14,7 @@ from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import VocabStats, ranks, with_best
+from asrd_kernels.arrays import host_view, zeros_like
 
 
 class StandardDecoder(PlainDecoder):
@@ -104,7 +105,10 @@ class StandardDecoder(PlainDecoder):
             share = self._share().double()[:, None]
             return masks & (self.random_bits_per_step().double() < share * 2.0**32)
         if self.alg is None and self.steps is None:  # one token a step
-            return with_best(torch.zeros_like(masks), masks, self._score(stats, **asked))
+            score = self._score(stats, **asked)
+            if self.impl == "numpy":
+                masks, score = host_view((masks, score))
+            return with_best(zeros_like(masks), masks, score)
         number = self._quota(masks) if self.alg is None else self._dream_number(masks)
         return masks & (ranks(self._score(stats, **asked), masks, largest=True) < number[:, None])
 

@@ -16,15 +16,20 @@ from torch import Tensor
 from asrd.config import AsrdConfig, is_given
 
 
+def is_dense(values: Any) -> bool:
+    """A tensor whose values can be read as they are: neither sparse nor nested, nor on the meta device."""
+    return isinstance(values, Tensor) and not (values.is_meta or values.is_nested or values.layout != torch.strided)
+
+
 def first_masks(input_ids: Any, attention_mask: Any, mask_id: int) -> list[int] | None:
     """The column of each row's first mask, the prompt's length where there is none; None: no row has one.
 
-    Anything that is no pair of tensors of one shape has none here: what is wrong with it is said elsewhere.
+    Anything that is no pair of dense tensors of one shape has none here: what is wrong with it is said elsewhere.
     """
-    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.numel() == 0:
+    if not is_dense(input_ids) or input_ids.dim() != 2 or input_ids.numel() == 0:
         return None
     masks = input_ids == mask_id
-    if isinstance(attention_mask, Tensor) and attention_mask.shape == input_ids.shape:
+    if is_dense(attention_mask) and attention_mask.shape == input_ids.shape:
         masks = masks & attention_mask.to(masks.device).bool()
     if not bool(masks.any()):
         return None

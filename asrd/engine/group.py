@@ -53,7 +53,7 @@ class Job:
         return self.request.prompt.shape[1], self.request.length
 
 
-COUNTS = 5  # of an outcome
+COUNTS = 6  # of an outcome
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Outcome:
     job: Job | None
     tokens: list[int]
     steps: int
-    counts: list[int]  # commits, revocations, promotions, edits, positions computed
+    counts: list[int]  # commits, revocations, promotions, edits, positions computed, forward passes
     error: str = ""
     scores: TokenScores | None = None  # [n] each, of the tokens
 
@@ -184,7 +184,7 @@ class Group:
         """Of each row its tokens, forward passes and counts, in one copy to the host."""
         assert self.batch is not None
         rows = self.batch.read(slots)
-        counts = torch.cat([rows.step[None], rows.counts, rows.computed[None]])
+        counts = torch.cat([rows.step[None], rows.counts, rows.computed[None], rows.forwards[None]])
         return torch.cat([rows.tokens[:, self.width :], counts.T], dim=1).tolist()
 
     def _scores(self, slots: list[int]) -> list[TokenScores | None]:

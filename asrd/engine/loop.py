@@ -20,6 +20,7 @@ from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, write_report
+from asrd_kernels.arrays import host_view
 
 Observer = Callable[[DecodeState], None]
 Selector = Callable[[Decoder], Selection]
@@ -176,7 +177,8 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     if decoder.extra_stats:
         scored = decoder.tokens_to_score()
         asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, scored)
-    dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
+    impl = request.impl if request.impl == "triton" else decoder.impl
+    dispatch.vocab_stats(logits, row, position, request.readout, out, impl)
     if scores is not None:
         scores.decide(logprobs, row, position, place, out, decoder.state)
     return asked
@@ -189,7 +191,7 @@ def select_slots(decoder: Decoder) -> Selection:
 
 def select_wanted(decoder: Decoder) -> Selection:
     """The wanted positions and no others: less work where reading their number costs nothing."""
-    row, position = decoder.wanted().nonzero(as_tuple=True)
+    row, position = map(torch.from_numpy, host_view(decoder.wanted()).nonzero())
     return Selection(row, position, unused=False)
 
 

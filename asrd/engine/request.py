@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.engine.canvas import given_part
+from asrd.engine.canvas import given_part, is_dense
 from asrd.models.adapter import ModelAdapter
 from asrd.models.special_ids import SpecialIds, check_id, special_ids
 from asrd_kernels import Impl, Readout, Rules, resolve_impl
@@ -256,7 +256,15 @@ def _check_given(adapter: ModelAdapter, config: AsrdConfig, first: int) -> None:
         )
 
 
+def _require_dense(values: Any, name: str) -> None:
+    """Raise ValueError for a tensor that is sparse, nested or on the meta device."""
+    if isinstance(values, Tensor) and not is_dense(values):
+        how = "on the meta device, without values" if values.is_meta else "sparse or nested"
+        raise ValueError(f"{name} is {how}: give a dense tensor")
+
+
 def _checked_prompt(adapter: ModelAdapter, input_ids: Any) -> Tensor:
+    _require_dense(input_ids, "input_ids")
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2 or input_ids.dtype not in _INTEGERS:
         found = (
             f"shape {tuple(input_ids.shape)} and dtype {input_ids.dtype}"
@@ -284,6 +292,7 @@ def _checked_mask(prompt: Tensor, attention_mask: Any, pad_id: int) -> Tensor | 
                 f"rows of the batch begin with the pad id {pad_id}, but there is no attention_mask: give one"
             )
         return None
+    _require_dense(attention_mask, "attention_mask")
     if not isinstance(attention_mask, Tensor):
         raise ValueError(f"attention_mask must be a tensor, not {type(attention_mask).__name__}")
     if attention_mask.shape != prompt.shape:

@@ -46,6 +46,11 @@ def read_lines(path: Path) -> list[Record]:
     return [json.loads(line) for line in whole.decode("utf-8").split("\n") if line]
 
 
+def count_lines(path: Path) -> int:
+    """How many records a file has."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def key_of(task: str | None, document: int | None, repeat: int, arguments: Any) -> str:
     """Identifies a request of lm-eval: task, document, repetition and everything that the model is given."""
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode()).hexdigest()[:16]

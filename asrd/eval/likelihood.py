@@ -5,19 +5,41 @@ With L tokens of which l are masked, l uniform in 1 .. L and the places uniform,
     log p(continuation | context) is estimated by the mean of (L / l) * sum of log p(token) over the masked ones.
 
 As in LLaDA's evaluation, `batch` draws go together and their l are spread evenly over 1 .. L from a common start.
-Published settings (ML-GSAI/LLaDA, evaluation/eval.sh): 128 draws in batches of 8; 1 draw for MMLU, CMMLU and C-Eval;
-classifier-free guidance 0.5 for ARC-C, HellaSwag, PIQA and GPQA, 2.0 for TruthfulQA, else 0; no greedy check.
+Its published settings by task (ML-GSAI/LLaDA, evaluation/eval.sh) are `PUBLISHED`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from asrd.models.adapter import ModelAdapter, evaluating
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How likelihoods are estimated: draws, how many of them go together, and classifier-free guidance."""
+
+    draws: int = 128
+    batch: int = 8
+    cfg_scale: float = 0.0
+
+
+NO_BLOCKS = "{} is a block-diffusion model: likelihoods (multiple-choice tasks) are estimated with full attention only"
+PUBLISHED = {  # how a task's name begins; all others: Estimate()
+    "mmlu": Estimate(1, 1), "cmmlu": Estimate(1, 1), "ceval": Estimate(1, 1),
+    "arc_challenge": Estimate(cfg_scale=0.5), "hellaswag": Estimate(cfg_scale=0.5), "piqa": Estimate(cfg_scale=0.5),
+    "gpqa": Estimate(cfg_scale=0.5), "truthfulqa": Estimate(cfg_scale=2.0),
+}  # fmt: skip
+
+
+def published_estimate(task: str) -> Estimate:
+    """LLaDA's settings for a task."""
+    return next((found for name, found in PUBLISHED.items() if task.startswith(name)), Estimate())
 
 
 class Likelihood:
@@ -43,6 +65,8 @@ class Likelihood:
     @torch.no_grad()
     def estimate(self, context: Sequence[int], continuation: Sequence[int]) -> float:
         """Of the continuation's tokens after those of the context, both of at least one token."""
+        if self.adapter.block_length is not None:
+            raise ValueError(NO_BLOCKS.format(type(self.adapter.model).__name__))
         target = torch.tensor(list(continuation))
         generator = self._generator(context, continuation)
         total = 0.0

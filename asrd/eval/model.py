@@ -8,7 +8,8 @@ lm-eval has no entry points for plug-ins: importing this module registers the na
 
 from __future__ import annotations
 
-import logging
+import itertools
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,10 @@ from asrd.decoders import find_decoder
 from asrd.eval.generations import Generations, Record, key_of
 from asrd.eval.likelihood import Likelihood
 from asrd.eval.stopping import answer
-from asrd.eval.watch import Seen, Watch
+from asrd.eval.watch import Watch
 from asrd.many import Engine, Result
 from asrd.models import ModelAdapter, load, special_ids
 from asrd.settings import did_you_mean
-
-log = logging.getLogger("asrd")
 
 OWN = ("decoder", "max_new_tokens", "seed", "temperature")
 LM_EVALS = ("do_sample", "until", "max_gen_toks")  # of a task's generation_kwargs, besides settings of ours
@@ -65,6 +64,9 @@ class AsrdLM(TemplateLM):
     events         record what happened to every token (anchors, flip-flops); for wall-clock figures on a GPU: False
     mc_num, mc_batch, check_greedy   of `loglikelihood`: draws, draws per batch, and whether is_greedy is computed
     **settings     any field of AsrdConfig. They win over what a task asks for (max_gen_toks, temperature).
+
+    The task's stop strings (`until`) end the decode; with early_stop=False every text is decoded to its whole length
+    and cut afterwards.
     """
 
     model: Any
@@ -140,7 +142,9 @@ class AsrdLM(TemplateLM):
         if add_special_tokens is None:
             bos = getattr(self.tokenizer, "bos_token", None)
             add_special_tokens = not (self._chat or (bos and string.startswith(bos)))
-        return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(
+            string, add_special_tokens=add_special_tokens, verbose=False
+        )  # too long: we say so
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as one prompt; without a generation prompt its last message is to be continued."""
@@ -156,6 +160,11 @@ class AsrdLM(TemplateLM):
 
     # Generation
 
+    @property
+    def early_stop(self) -> bool:
+        """Does the end of a text, by EOS or a stop string, end its decode?"""
+        return bool(self.settings.get("early_stop", FIELDS["early_stop"].default))
+
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """One text per request; those on disk are not generated again."""
         jobs = self._jobs(requests)
@@ -170,17 +179,29 @@ class AsrdLM(TemplateLM):
         return [self.generations[job.key]["text"] for job in jobs]
 
     def generate(self, jobs: Sequence[Job]) -> Iterator[Record]:
-        """Decode jobs; their records in the order in which they end."""
-        if not jobs:
-            return
-        watch = Watch(self.special.mask, self.special.eos if self.settings.get("early_stop", True) else (), self.events)
-        engine = Engine(self.model, self.tokenizer, self.batch_size, observers=[watch], **self.settings)
-        for result in engine.run({"prompt": job.ids, "row_id": job.row_id, **job.settings} for job in jobs):
-            job = jobs[result.index]
-            if result.error is not None:
-                raise ValueError(f"{job.task}, document {job.document}: {result.error}")
-            yield self._record(job, result, watch.seen.pop(result.index, Seen()))
-            watch.resume()
+        """Decode jobs; their records in the order in which they end.
+
+        A step's seconds, without those of watching, are shared equally by the texts in it.
+        """
+        watch = Watch(self.special.mask, self.special.eos if self.early_stop else ()) if self.events else None
+        engine = Engine(self.model, self.tokenizer, self.batch_size, observers=[watch] if watch else [],
+                        **self.settings)  # fmt: skip
+        coming, seconds = iter(jobs), dict[int, float]()
+        while True:
+            began, watched = time.perf_counter(), watch.seconds if watch else 0.0
+            for job in itertools.islice(coming, engine.free):
+                seconds[engine.submit(job.ids, row_id=job.row_id, **job.settings).index] = 0.0
+            if not engine.pending:
+                return
+            results = engine.step()
+            taken = time.perf_counter() - began - (watch.seconds - watched if watch else 0.0)
+            for index in seconds:
+                seconds[index] += taken / len(seconds)
+            for result in results:
+                job = jobs[result.index]
+                if result.error is not None:
+                    raise ValueError(f"{job.task}, document {job.document}: {result.error}")
+                yield self._record(job, result, seconds.pop(result.index), watch)
 
     def _jobs(self, requests: Iterable[Instance]) -> list[Job]:
         jobs, times = [], Counter[str]()
@@ -215,7 +236,8 @@ class AsrdLM(TemplateLM):
         """Settings of one request and its stop strings, from a task's generation_kwargs and the settings of the run."""
         default = FIELDS["max_new_tokens"].default
         asked = dict(normalize_gen_kwargs(given, default_max_gen_toks=default))
-        until = tuple(asked["until"])
+        own = self.settings.get("stop_strings") or ()
+        until = tuple(filter(None, (*asked["until"], *([own] if isinstance(own, str) else own))))
         settings = {"max_new_tokens": asked["max_gen_toks"]}
         if asked["do_sample"]:
             settings["temperature"] = asked["temperature"]
@@ -224,18 +246,21 @@ class AsrdLM(TemplateLM):
                 raise ValueError(f"generation_kwargs: {name}={value!r} is no setting of AsrdConfig{did_you_mean(name)}")
             if name != "temperature":
                 settings[name] = value
-        return settings | {name: self.settings[name] for name in settings if name in self.settings}, until
+        settings |= {name: self.settings[name] for name in settings if name in self.settings}
+        return settings | ({"stop_strings": list(until)} if until and self.early_stop else {}), until
 
-    def _record(self, job: Job, result: Result, seen: Seen) -> Record:
+    def _record(self, job: Job, result: Result, seconds: float, watch: Watch | None) -> Record:
         tokens = result.tokens[: result.length]
+        seen = watch.seen.pop(result.index) if watch else None
         return {
             "key": job.key, "task": job.task, "document": job.document, "repeat": job.repeat,
             "text": answer(self.tokenizer, tokens, job.until), "tokens": tokens,
             "pieces": [self.tokenizer.decode([token]) for token in tokens], "length": result.length,
             "prompt_tokens": len(job.ids), "truncated": job.truncated, "finish_reason": result.finish_reason,
-            "steps": result.steps, "seconds": seen.seconds, "drafted": result.drafted, "revoked": result.revoked,
-            "edited": result.edited, "computed": result.computed, "anchors": result.anchors,
-            "anchor_positions": seen.anchors, "flip_flops": seen.flip_flops.count if self.events else None,
+            "stopped_by": result.stopped_by, "forwards": result.forwards, "steps": result.steps, "seconds": seconds,
+            "drafted": result.drafted, "revoked": result.revoked, "edited": result.edited,
+            "computed": result.computed, "anchors": result.anchors,
+            "anchor_positions": seen.anchors if seen else None, "flip_flops": seen.flip_flops.count if seen else None,
         }  # fmt: skip
 
     # Likelihood

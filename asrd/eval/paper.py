@@ -28,6 +28,8 @@ class Figures:
     half_width: float | None = None  # of the 95 % interval over five seeds
     steps: float | None = None
     speed: float | None = None
+    rougeL: float | None = None
+    bertscore: float | None = None
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The paper's result tables as evaluations: lengths, block size, decoders, thresholds, shots.
 
-The paper does not give every setting. `NOTES` and each preset's `notes` list what is ours, and what a choice was
-inferred from.
+The paper does not give every setting. `Preset.remarks` lists what it says, what was inferred from its other tables, and
+what is ours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from asrd.decoders import DECODERS
 from asrd.eval.run import Cell
-from asrd.lab.compare.plan import RunSpec
+from asrd.lab.compare.plan import RunSpec, is_random
 
 TASKS = {  # benchmark: task for instruct models, for base models
     "HumanEval": ("humaneval_instruct", "humaneval"),
@@ -25,20 +25,36 @@ TASKS = {  # benchmark: task for instruct models, for base models
 FOUR = ("HumanEval", "MBPP", "GSM8K", "MATH500")
 WINO = {"HumanEval": 0.7, "MBPP": 0.7, "GSM8K": 0.6, "MATH500": 0.8}
 ASRD = {"HumanEval": 0.7, "MBPP": 0.8, "GSM8K": 0.7, "MATH500": 0.7}
-NOTES = (
-    "paper: block length 32, temperature 0 (0.2 with five seeds in paper-multiseed), window k = 2, WINO's verification"
-    " threshold 0.9; base models 0-shot HumanEval, 3-shot MBPP, 4-shot MATH500, 8-shot GSM8K",
+PAPER = "paper: temperature 0 (0.2 in paper-multiseed), window k = 2"
+BLOCKS = "paper: blocks of 32 tokens"
+BASE = (
+    "paper: base models decode the whole sequence as one block; 0-shot HumanEval, 3-shot MBPP, 4-shot MATH500, 8-shot"
+    " GSM8K",
+    "inferred: thresholds of ASRD 0.1 below those of instruct models (the paper: slightly lower, of 0.6, 0.7 and 0.8)",
+    "ours: WINO's thresholds and Saber's n are those of instruct models (the paper: tuned, without saying to what)",
+)
+FOUR_NOTES = (
     "inferred: ASRD's threshold 0.7, on MBPP 0.8, and WINO's 0.8 on MATH500 and 0.7 on MBPP, for which the paper's"
     " sweep of LLaDA-Ins-8B has the figures of its main table; Saber n = 2 likewise",
-    "WINO's own: threshold 0.6 on GSM8K, 0.7 on HumanEval (its repository's configurations)",
-    "ours: alpha 0.1 (paper: 0.05 to 0.2), beta 0.3 (0.1 to 0.4), capacity 16 (12, 16 or 20 by length and task)",
-    "ours, the paper leaves them open: tasks and shots of instruct models (lm-eval's humaneval_instruct, 3-shot"
-    " mbpp_instruct, gsm8k_cot_zeroshot, 4-shot minerva_math500, with the chat template), which metric counts"
-    " (flexible-extract, math_verify), batch size, dtype, device",
+    "WINO's own: threshold 0.6 on GSM8K, 0.7 on HumanEval (its repository's configurations); paper: verification"
+    " threshold 0.9",
 )
-FIXED = "ours: no early stop, because the paper's steps of the standard decoder are the length itself (256.0, 512.0)"
+OURS = (
+    "ours: alpha 0.1 (paper: 0.05 to 0.2), beta 0.3 (0.1 to 0.4), capacity 16 (12, 16 or 20 by length and task)",
+    "ours, the paper leaves them open: batch size, dtype, device, attention kernel, lm-eval's version",
+)
+INSTRUCT = (
+    "ours, the paper leaves them open: tasks and shots of instruct models (lm-eval's humaneval_instruct, 3-shot"
+    " mbpp_instruct, gsm8k_cot_zeroshot, 4-shot minerva_math500, with the chat template)"
+)
+METRICS = "ours, the paper leaves it open: which metric counts (flexible-extract, math_verify)"
+FIXED = (
+    "ours: no early stop, because the paper's steps of the standard decoder are the length itself (256.0, 512.0); stop"
+    " strings cut the finished text"
+)
 EARLY = (
-    "ours: early stop at the end of the text, because the paper's steps of the standard decoder are below the length"
+    "ours: EOS and the task's stop strings end the decode, because the paper's steps of the standard decoder are below"
+    " the length (by 16 to 20 at both lengths, which the paper does not explain)"
 )
 
 
@@ -69,6 +85,15 @@ class Preset:
     seeds: int = 1
     notes: tuple[str, ...] = ()
 
+    def remarks(self, base: bool) -> list[str]:
+        """Where the settings come from, for a base model or another."""
+        found = [PAPER]
+        if self.benchmarks == FOUR and self.table != "block-models":
+            found += [*(BASE if base else (BLOCKS,)), *FOUR_NOTES]
+        if self.benchmarks == FOUR:
+            found += [METRICS, *(() if base else (INSTRUCT,))]
+        return [*found, *self.notes, *OURS]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -96,16 +121,24 @@ PRESETS = {
         lengths=(512,), common={"early_stop": False}, notes=(FIXED,),
     ),
     "paper-open-ended": Preset(
-        "open-ended", "Open-ended generation: NQ-Open (EM), CNN/DailyMail (ROUGE-1)",
+        "open-ended", "Open-ended generation: NQ-Open (exact match), CNN/DailyMail (ROUGE, BERTScore)",
         (STANDARD, Method("wino", "wino", settings={"threshold": 0.7, "threshold_back": 0.9}), SABER,
          Method("asrd", "asrd", settings={"threshold": 0.7})),
         lengths=(512,), benchmarks=("NQ-Open", "CNN/DailyMail"),
-        notes=("ours: 0-shot, threshold 0.7 for WINO and ASRD, lm-eval's stop strings, early stop",),
+        notes=(
+            BLOCKS, "ours, the paper leaves them open: 0-shot prompts, threshold 0.7 for WINO and ASRD (WINO's"
+            " verification threshold 0.9, Saber n = 2), EOS and lm-eval's stop strings end the decode (NQ-Open: line"
+            " break, full stop, comma; CNN/DailyMail: empty line), BERTScore's model (lm-eval's; --bertscore)",
+        ),
     ),
     "paper-block-models": Preset(
         "block-models", "Native block-diffusion models",
         (Method("native", "native"), Method("asrd", "asrd", settings={})), lengths=(512,),
-        notes=("ours: the native decoder's own thresholds; speed is relative to the native decoder",),
+        notes=(
+            "paper: blocks of 32 tokens; here those of the checkpoint, which are listed below",
+            "ours, the paper leaves them open: the native decoder's own thresholds, for ASRD too; EOS and the task's"
+            " stop strings end the decode",
+        ),
     ),
 }  # fmt: skip
 
@@ -121,7 +154,7 @@ def entries(
     """The cells of a table; lengths and benchmarks restrict it, `common` overrides its settings."""  # fmt: skip
     missing = [method.decoder for method in preset.methods if method.decoder not in DECODERS]
     if missing:
-        raise ValueError(f"the preset {preset.table} needs the decoder {missing[0]!r}, which there is not yet")
+        raise ValueError(f"the preset paper-{preset.table} needs the decoder {missing[0]!r}, which is not registered")
     for name in benchmarks:
         if name not in preset.benchmarks:
             raise ValueError(f"--benchmarks {name}: the table has {', '.join(preset.benchmarks)}")
@@ -129,21 +162,25 @@ def entries(
         if length not in preset.lengths:
             raise ValueError(f"--lengths {length}: the table has {', '.join(map(str, preset.lengths))}")
     found = []
+    if preset.seeds > 1 and not is_random("standard", {**preset.common, **(common or {})}):
+        raise ValueError(f"--set temperature=0: the {preset.seeds} seeds of {preset.title!r} would be the same decode")
     for benchmark in benchmarks or preset.benchmarks:
         for length in lengths or preset.lengths:
             for method in preset.methods:
                 for seed in range(preset.seeds):
-                    run = _run(preset, method, benchmark, length, seed, common or {})
+                    run = _run(preset, method, benchmark, length, seed, base, common or {})
                     cell = Cell(TASKS[benchmark][base], run, None, chat)
                     found.append(Entry(cell, method.name, benchmark, length))
     return found
 
 
 def _run(
-    preset: Preset, method: Method, benchmark: str, length: int, seed: int, common: Mapping[str, Any]
+    preset: Preset, method: Method, benchmark: str, length: int, seed: int, base: bool, common: Mapping[str, Any]
 ) -> RunSpec:  # fmt: skip
     own = {"threshold": method.by_benchmark[benchmark]} if benchmark in method.by_benchmark else {}
-    block = {} if preset.table == "block-models" else {"block_length": 32}
+    if base and own and method.decoder == "asrd":
+        own["threshold"] = round(own["threshold"] - 0.1, 1)
+    block = {} if preset.table == "block-models" else {"block_length": length if base else 32}
     settings = {"max_new_tokens": length, **block, **preset.common, **method.settings, **own, **common}
     reads = DECODERS[method.decoder].reads
     settings = {name: value for name, value in settings.items() if name in reads}

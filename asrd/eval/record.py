@@ -90,6 +90,6 @@ def commit() -> str | None:
 def differences(ours: Any, theirs: Any, where: str = "") -> list[str]:
     """What differs between two records, one line each; commands are not compared."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        names: Sequence[str] = [name for name in {**theirs, **ours} if name not in ("command", "commit")]
+        names: Sequence[str] = [name for name in {**theirs, **ours} if name not in ("command", "earlier")]
         return [line for name in names for line in differences(ours.get(name), theirs.get(name), f"{where}.{name}")]
     return [] if ours == theirs else [f"{where.lstrip('.')}: {theirs!r} then, {ours!r} now"]

@@ -11,8 +11,6 @@ from typing import Any
 from asrd.eval.generations import Record, read_lines
 from asrd.eval.run import Cell
 
-IGNORED = ("environment.command",)
-
 
 @dataclass(frozen=True)
 class Agreement:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asrd.engine.stopping import text_before
 from asrd.eval.code_metric import Executor
 from asrd.eval.generations import Generations
 from asrd.eval.run import Cell, Scored, run_cell
 from asrd.eval.sandbox import Limits
-from asrd.eval.stopping import cut
 from asrd.eval.tasks import Loaded
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.tiny.task import generate
@@ -39,7 +39,7 @@ def _math(document: Document) -> str:
 
 def _nq_open(document: Document) -> str:
     """The first accepted answer that lm-eval's stop strings do not cut, else the first."""
-    whole = [answer for answer in document["answer"] if cut(answer, NQ_STOPS) == answer]
+    whole = [answer for answer in document["answer"] if text_before(answer, NQ_STOPS) == answer]
     return f" {(whole or document['answer'])[0]}"
 
 
@@ -135,7 +135,7 @@ def replay_model(answer: Callable[[int, Document], str]) -> Any:
         generations = Generations(None)
 
         def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-            return [cut(answer(r.doc_id, r.doc), r.args[1].get("until") or []) for r in requests]
+            return [text_before(answer(r.doc_id, r.doc), r.args[1].get("until") or []) for r in requests]
 
         def loglikelihood(self, requests: Any) -> Any:
             raise NotImplementedError("a replay has no likelihoods")

@@ -11,15 +11,19 @@ The same cell run again goes on where it stopped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from tqdm import tqdm
 
 from asrd.eval.code_metric import Executor, executing
 from asrd.eval.generations import Record, read_lines
 from asrd.eval.tasks import Loaded
+from asrd.files import write_text
 from asrd.lab.compare.plan import RunSpec
 
 
@@ -88,8 +92,9 @@ def run_cell(
         decoder=cell.run.decoder, **{**cell.run.settings, "seed": cell.run.seed},
     )  # fmt: skip
     if folder is not None:
-        _write(folder / "cell.json", json.dumps(cell.as_dict(), indent=2) + "\n")
-    with executing(executor) if executor is not None else nullcontext():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "cell.json", json.dumps(cell.as_dict(), indent=2) + "\n")
+    with _bare_lm_eval(), executing(executor) if executor is not None else nullcontext():
         results = simple_evaluate(
             model=lm,
             tasks=[loaded.task],
@@ -106,8 +111,26 @@ def run_cell(
     metric = loaded.metric or (samples[0]["metrics"][0], samples[0]["filter"])
     records = _records(samples, metric, lm, executor)
     if folder is not None:
-        _write(folder / "scores.jsonl", "".join(json.dumps(_score_of(r), ensure_ascii=False) + "\n" for r in records))
+        lines = [json.dumps(_score_of(record), ensure_ascii=False) + "\n" for record in records]
+        write_text(folder / "scores.jsonl", "".join(lines))
     return Scored(cell, metric, records)
+
+
+@contextmanager
+def _bare_lm_eval() -> Iterator[None]:
+    """lm-eval without what it collects about the machine by itself (record.json has it), and without bars in a log."""
+    import lm_eval.api.task
+    import lm_eval.evaluator
+
+    def bar(things: Any, **options: Any) -> Any:
+        return tqdm(things, **options | {"disable": None})
+
+    with (
+        patch.object(lm_eval.evaluator, "add_env_info", lambda results: None),
+        patch.object(lm_eval.evaluator, "get_git_commit_hash", lambda: None),
+        patch.object(lm_eval.api.task, "tqdm", bar),
+    ):
+        yield
 
 
 def read_scored(folder: Path) -> tuple[Cell, list[Record]]:
@@ -160,11 +183,3 @@ def _reason(executor: Executor, sample: Record) -> str:
     candidates = sample["filtered_resps"][0]
     first = candidates if isinstance(candidates, str) else candidates[0]
     return executor.run(first, sample["target"]).reason
-
-
-def _write(path: Path, content: str) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(content, encoding="utf-8")
-    draft.replace(path)

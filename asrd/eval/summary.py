@@ -1,11 +1,11 @@
-"""Cells as rows of a table: score with its interval, paired difference to the standard decoder, passes, speed."""
+"""Cells as rows of a table: score with its interval, paired difference to the baseline, passes, speed."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from asrd.config import FIELDS
@@ -16,7 +16,9 @@ from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.report import STUDENT, wilson
 
 Z = 1.959964
+BASELINES = ("standard", "native")  # the first that was run is what others are compared with
 Interval = tuple[float, float]
+Difference = tuple[float | None, float | None, float | None]  # with its interval
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,17 @@ class Row:
     label: str
     decoder: str
     settings: dict[str, Any]
-    metric: str
+    metric: str  # of lm-eval, and its filter
     n: int  # problems
     seeds: int
     score: float
-    low: float  # 95 % interval: Wilson's over problems, Student's over several seeds, normal where scores are graded
-    high: float
-    steps: float | None  # forward passes
+    low: float | None  # 95 % interval: Wilson's over problems, Student's over several seeds, normal of graded scores
+    high: float | None
+    forwards: float | None  # forward passes
     tokens_per_forward: float | None
     seconds: float | None
-    speed: float | None  # seconds of the standard decoder / seconds
-    difference: float | None  # to the standard decoder on the same problems
+    speed: float | None  # seconds of the baseline / seconds
+    difference: float | None  # to the baseline on the same problems
     difference_low: float | None
     difference_high: float | None
     flip_flop_rate: float | None  # share of the revocations that the next draft undoes
@@ -51,9 +53,26 @@ def summarise(cells: Sequence[Scored]) -> list[Row]:
     for scored in cells:
         run = scored.cell.run
         groups.setdefault((scored.cell.task, RunSpec(run.decoder, run.settings).name), []).append(scored)
-    references = {_place(group[0].cell): group for group in groups.values() if group[0].cell.run.decoder == "standard"}
+    references: dict[tuple[Any, ...], list[Scored]] = {}
+    for name in BASELINES:
+        for group in groups.values():
+            if group[0].cell.run.decoder == name:
+                references.setdefault(_place(group[0].cell), group)
     rows = [_row(group, references.get(_place(group[0].cell))) for group in groups.values()]
     return [_with_aup(row, rows) for row in rows]
+
+
+def by_metric(cells: Sequence[Scored], metric: str) -> list[Scored]:
+    """Those cells that have this metric ("name,filter"), with it as their score."""
+    return [
+        replace(
+            scored,
+            metric=(metric.partition(",")[0], metric.partition(",")[2]),
+            records=[record | {"score": record["metrics"][metric]} for record in scored.records],
+        )
+        for scored in cells
+        if all(metric in record["metrics"] for record in scored.records)
+    ]
 
 
 def _place(cell: Cell) -> tuple[Any, ...]:
@@ -64,30 +83,30 @@ def _place(cell: Cell) -> tuple[Any, ...]:
 
 def _row(seeds: Sequence[Scored], reference: Sequence[Scored] | None) -> Row:
     records = [record for scored in seeds for record in scored.records]
-    run, generated = seeds[0].cell.run, [record for record in records if "steps" in record]
+    run, generated = seeds[0].cell.run, [record for record in records if "forwards" in record]
     means = [statistics.fmean(record["score"] for record in scored.records) for scored in seeds]
     low, high = score_interval(records, means)
-    steps = sum(record["steps"] for record in generated)
+    forwards = sum(record["forwards"] for record in generated)
     revoked = sum(record["revoked"] for record in generated)
     watched = generated and all(record["flip_flops"] is not None for record in generated)
     seconds = _mean(generated, "seconds")
     other = _mean([record for scored in reference for record in scored.records], "seconds") if reference else None
-    difference: tuple[float | None, float | None, float | None] = (None, None, None)
-    if reference and run.decoder != "standard":
+    difference: Difference = (None, None, None)
+    if reference and run.decoder != reference[0].cell.run.decoder:
         difference = paired(_by_document(seeds), _by_document(reference))
     return Row(
         task=seeds[0].cell.task,
         label=run.label,
         decoder=run.decoder,
         settings=dict(run.settings),
-        metric=seeds[0].metric[0],
+        metric=", ".join(seeds[0].metric),
         n=len(seeds[0].records),
         seeds=len(seeds),
         score=statistics.fmean(means),
         low=low,
         high=high,
-        steps=_mean(generated, "steps"),
-        tokens_per_forward=sum(record["length"] for record in generated) / steps if steps else None,
+        forwards=_mean(generated, "forwards"),
+        tokens_per_forward=sum(record["length"] for record in generated) / forwards if forwards else None,
         seconds=seconds,
         speed=other / seconds if other and seconds else None,
         difference=difference[0],
@@ -104,20 +123,24 @@ def _mean(records: Sequence[Record], name: str) -> float | None:
     return statistics.fmean(found) if found else None
 
 
-def score_interval(records: Sequence[Record], means: Sequence[float]) -> Interval:
-    """95 % interval of the mean score; `means` are those of the seeds."""
-    scores = [record["score"] for record in records]
-    if len(means) > 1:
+def score_interval(records: Sequence[Record], means: Sequence[float]) -> tuple[float | None, float | None]:
+    """95 % interval of the mean score; `means` are those of the seeds. Over the problems of one seed, and where all
+    seeds have the same mean, from which nothing follows about others."""
+    if len(set(means)) > 1:
         half = STUDENT[min(len(means) - 1, len(STUDENT)) - 1] * statistics.stdev(means) / math.sqrt(len(means))
-        return statistics.fmean(means) - half, statistics.fmean(means) + half
+        return max(0.0, statistics.fmean(means) - half), min(1.0, statistics.fmean(means) + half)
+    scores = [record["score"] for record in records[: len(records) // len(means)]]
     if all(score in (0.0, 1.0) for score in scores):
         return wilson(int(sum(scores)), len(scores))
-    return _normal(scores)[1:]
+    _, low, high = _normal(scores)
+    return (None, None) if low is None or high is None else (max(0.0, low), min(1.0, high))
 
 
-def _normal(values: Sequence[float]) -> tuple[float, float, float]:
+def _normal(values: Sequence[float]) -> tuple[float, float | None, float | None]:
     mean = statistics.fmean(values)
-    half = Z * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    if len(values) < 2:
+        return mean, None, None
+    half = Z * statistics.stdev(values) / math.sqrt(len(values))
     return mean, mean - half, mean + half
 
 
@@ -130,9 +153,18 @@ def _by_document(seeds: Sequence[Scored]) -> dict[int, float]:
     return {document: statistics.fmean(scores) for document, scores in found.items()}
 
 
-def paired(ours: dict[int, float], other: dict[int, float]) -> tuple[float, float, float]:
-    """Mean difference on the problems that both have, with its 95 % interval."""
-    return _normal([ours[document] - other[document] for document in ours if document in other])
+def paired(ours: dict[int, float], other: dict[int, float]) -> Difference:
+    """Mean difference on the problems that both have, with its 95 % interval: that of Bonett and Price (2012) where
+    problems are right or wrong, which is not empty if none differ; else the normal one."""
+    each = [ours[document] - other[document] for document in ours if document in other]
+    if not each:
+        return None, None, None
+    if any(score not in (0.0, 1.0) for scores in (ours, other) for score in scores.values()):
+        return _normal(each)
+    n = len(each) + 2
+    gained, lost = (each.count(1.0) + 1) / n, (each.count(-1.0) + 1) / n
+    half = Z * math.sqrt((gained + lost - (gained - lost) ** 2) / n)
+    return statistics.fmean(each), max(-1.0, gained - lost - half), min(1.0, gained - lost + half)
 
 
 def _with_aup(row: Row, rows: Sequence[Row]) -> Row:

@@ -8,16 +8,18 @@ Any other task name is looked up among lm-eval's.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from asrd.eval.code_metric import extract_programs, in_place_of_the_hub
 from asrd.eval.data import FILES, read_local
+from asrd.eval.summaries import BERT, adapt
 
 
 @dataclass(frozen=True)
@@ -63,21 +65,46 @@ class Loaded:
     code: bool
     shots: int
     data: dict[str, Any] = field(default_factory=dict)  # where the problems come from, with hashes
+    bertscore: str | None = None  # the model of BERTScore, where that is a metric
+
+    @property
+    def generates(self) -> bool:
+        """Are texts generated? Else likelihoods are compared, and no decoder plays a part."""
+        return bool(self.task.OUTPUT_TYPE == "generate_until")
+
+    @property
+    def wants_greedy(self) -> bool:
+        """Does its score ask whether a continuation is what greedy decoding gives (LAMBADA's accuracy)?"""
+        return bool(self.task.OUTPUT_TYPE == "loglikelihood")
+
+    def about(self) -> dict[str, Any]:
+        """What of the task decides its score, for the record."""
+        config = self.task.config
+        found = {"metric": self.metric, "shots": self.shots, "version": (config.metadata or {}).get("version")}
+        if self.generates:
+            found["generation_kwargs"] = dict(config.generation_kwargs or {})
+        return found | ({"bertscore": self.bertscore} if self.bertscore else {}) | {"data": self.data}
 
 
 def load_task(
-    name: str, data: Path | None = None, shots: int | None = None, level: str = "hard", limit: int | None = None
+    name: str,
+    data: Path | None = None,
+    shots: int | None = None,
+    level: str = "hard",
+    limit: int | None = None,
+    bertscore: str = BERT,
 ) -> Loaded:
     """A task by name.
 
     data: folder of local files; shots: few-shot examples, None: as many as the task says; level and limit: difficulty
-    and number of the packaged problems.
+    and number of the packaged problems; bertscore: the model of BERTScore, for summaries.
     """
     quiet_lm_eval()
     if name not in TASKS:
         return _stock(name, shots)
     benchmark = TASKS[name]
     config = _config(name, benchmark, level, limit)
+    bert = adapt(config, bertscore) if name == "cnn_dailymail" else None
     about: dict[str, Any] = {"source": config.get("dataset_path", "asrd")}
     if shots is not None:
         config["num_fewshot"] = shots
@@ -86,7 +113,7 @@ def load_task(
         about = {"source": str(data), "sha256": local.files}
         config["custom_dataset"] = _dataset(local.splits)
         _require_training_set(name, config, local.splits)
-    return _loaded(name, config, benchmark, about)
+    return _loaded(name, config, benchmark, about, bert)
 
 
 def quiet_lm_eval() -> None:
@@ -107,7 +134,8 @@ def _config(name: str, benchmark: Benchmark, level: str, limit: int | None) -> d
 
         return config_of(level, limit or PROBLEMS)
     path = Path(lm_eval.tasks.__file__).parent / benchmark.yaml
-    with in_place_of_the_hub() if benchmark.code else nullcontext():
+    silent = redirect_stdout(io.StringIO())  # some of its modules print which packages they miss
+    with silent, in_place_of_the_hub() if benchmark.code else nullcontext():
         config = load_yaml(path)
     for key in ("tag", "group", "task_list"):
         config.pop(key, None)
@@ -115,19 +143,17 @@ def _config(name: str, benchmark: Benchmark, level: str, limit: int | None) -> d
         config["filter_list"] = [
             {"name": "extract_code", "filter": [{"function": "custom", "filter_fn": extract_programs}]}
         ]
-    if name == "cnn_dailymail":
-        from asrd.eval.summaries import adapt
-
-        adapt(config)
     return config | {"task": name}
 
 
-def _loaded(name: str, config: dict[str, Any], benchmark: Benchmark, about: dict[str, Any]) -> Loaded:
+def _loaded(
+    name: str, config: dict[str, Any], benchmark: Benchmark, about: dict[str, Any], bertscore: str | None
+) -> Loaded:
     from lm_eval.api.task import ConfigurableTask
 
     task = ConfigurableTask(config=config)
     shots = task.config.num_fewshot or 0
-    return Loaded(name, task, benchmark.metric, benchmark.code, shots, about | {"documents": _hash(task)})
+    return Loaded(name, task, benchmark.metric, benchmark.code, shots, about | {"documents": _hash(task)}, bertscore)
 
 
 def _stock(name: str, shots: int | None) -> Loaded:

@@ -287,6 +287,9 @@ class ModelAdapter:
         be split. Also returns whether the capabilities may be cached: not if the logits were not finite."""
         name, ids = type(self.model).__name__, self.probe_ids(0)
         first, second = self.table[ids], self.table[self.probe_ids(1)]
+        if not first.isfinite().all():
+            broken = int(ids[0, (~first.isfinite().all(-1))[0].nonzero()[0, 0]])
+            raise ValueError(f"the embedding of token {broken} of {name} is NaN or infinite: its weights are broken")
         if not torch.equal(self.embedding(ids).to(first.dtype), first):
             raise ValueError(f"{name} changes its embeddings after the look-up (scales them, say); not supported")
         with evaluating(self.model):
@@ -294,6 +297,11 @@ class ModelAdapter:
             if logits.shape[:2] != ids.shape or logits.shape[2] > self.vocab_size:
                 raise ValueError(
                     f"{name} gave logits of shape {tuple(logits.shape)}, not {(*ids.shape, self.vocab_size)}"
+                )
+            if torch.equal(logits, logits[:, :1, :1].expand_as(logits)):
+                raise ValueError(
+                    f"{name} gives every token the same logit, {float(logits[0, 0, 0]):g}: its weights are zero or were"
+                    " not loaded"
                 )
             changed = self.full_logits(second, self.inputs())
             if torch.equal(logits[:, 0], changed[:, 0]):
@@ -306,6 +314,8 @@ class ModelAdapter:
 
     def _can_split(self, embeds: Tensor, logits: Tensor) -> bool:
         name = type(self.model).__name__
+        if not logits.isfinite().all():
+            return False  # said when a decode reads them
         if self.split_body is self.model or self.split_head is None:
             log.info("%s: LM head on the whole canvas, since the model has no separate body and head", name)
             return False

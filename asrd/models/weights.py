@@ -11,7 +11,8 @@ import importlib.metadata
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -211,9 +212,10 @@ def _load_remote(source: str, raw: Mapping[str, Any], arguments: Mapping[str, An
 def _from_pretrained(loader: Any, source: str, keys: Mapping[str, str], **arguments: Any) -> PreTrainedModel:
     """`from_pretrained` that raises instead of initialising missing weights. keys: name there -> name here."""
     try:
-        model, info = loader.from_pretrained(
-            source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
-        )
+        with _without_load_report():
+            model, info = loader.from_pretrained(
+                source, output_loading_info=True, ignore_mismatched_sizes=True, **arguments
+            )
     except (ImportError, OSError, SafetensorError) as error:
         raise ValueError(f"cannot load {source!r}: {error}") from error
 
@@ -228,6 +230,21 @@ def _from_pretrained(loader: Any, source: str, keys: Mapping[str, str], **argume
     ]
     _refuse_misfits(source, misfits)
     return cast(PreTrainedModel, model)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """transformers' report of weights that do not fit says that they can be ignored; we raise, and name them."""
+    logger = logging.getLogger("transformers.modeling_utils")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in str(record.msg) or "CONVERSION" in str(record.msg)  # an error that refers to it
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _refuse_misfits(source: str, misfits: Mapping[str, Collection[str]], limit: int = 8) -> None:

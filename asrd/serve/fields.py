@@ -1,4 +1,5 @@
-"""The fields of OpenAI's two endpoints: which are supported, which differ, which are refused; and how they are read.
+"""The fields of OpenAI's two endpoints, and some that vLLM and SGLang add: which are supported, which differ, which
+are refused; and how they are read.
 
 One table, `FIELDS`: the documentation shows it (docs/serve.md), requests are read by it. A field that asks for nothing
 (null, or one of its `neutral` values) is always accepted; one that is not in the table is refused by name.
@@ -24,7 +25,7 @@ Where = Literal["both", "chat", "completions"]
 
 @dataclass(frozen=True)
 class OpenAIField:
-    """A field of OpenAI's: what becomes of it here, in which endpoint it is, and which values ask for nothing."""
+    """A field of a request: what becomes of it here, in which endpoint it is, and which values ask for nothing."""
 
     status: Status
     about: str
@@ -53,9 +54,11 @@ FIELDS: dict[str, OpenAIField] = {
     ),
     "max_completion_tokens": OpenAIField("differs", "another name of max_tokens", "chat"),
     "temperature": OpenAIField("differs", "from 0 to 2; default: the server's, 0 unless it was started with another"),
-    "top_p": OpenAIField("supported", "above 0, at most 1; top_k, min_p and repetition_penalty go into asrd"),
+    "top_p": OpenAIField("supported", "above 0, at most 1"),
     "n": OpenAIField("supported", "choices of each prompt, each with sampling noise of its own"),
-    "stop": OpenAIField("supported", "up to 4 strings; the text is cut exactly before the first one"),
+    "stop": OpenAIField(
+        "supported", "up to 16 strings (OpenAI has 4); the text is cut exactly before the first one that it comes to"
+    ),
     "seed": OpenAIField("supported", "the same seed gives the same answer, whatever runs beside it"),
     "stream": OpenAIField("supported", "server-sent events; text that was sent is never taken back"),
     "stream_options": OpenAIField("supported", "include_usage"),
@@ -89,6 +92,23 @@ FIELDS: dict[str, OpenAIField] = {
     "metadata": _LABEL,
     "safety_identifier": _LABEL,
     "prompt_cache_key": _LABEL,
+    "top_k": OpenAIField("supported", "of vLLM and SGLang: sample from the most likely so many; 0 or -1: from all"),
+    "min_p": OpenAIField("supported", "of vLLM and SGLang: from 0 to 1"),
+    "repetition_penalty": OpenAIField("supported", "of vLLM and SGLang: from 0.01 to 100; 1: none"),
+    "min_tokens": _no("the model chooses where its text ends", 0),
+    "ignore_eos": _no("an answer ends where its text ends", False),
+    "stop_token_ids": _no("use stop", []),
+    "include_stop_str_in_output": _no("the text is cut before a stop string", False),
+    "skip_special_tokens": _no("special tokens are never part of the text", True),
+    "spaces_between_special_tokens": _no("special tokens are never part of the text", True, False),
+    "use_beam_search": _no("there is no beam search", False),
+    "length_penalty": _no("there is no beam search", 1),
+    "add_generation_prompt": _no("the assistant answers", True, where="chat"),
+    "continue_final_message": _no("the assistant answers", False, where="chat"),
+    "chat_template": _no("the model's own is used", where="chat"),
+    "chat_template_kwargs": _no("the model's own chat template is used as it is", {}, where="chat"),
+    "structured_outputs": _no("the form of an answer cannot be prescribed"),
+    "guided_json": _no("the form of an answer cannot be prescribed"),
     "asrd": OpenAIField("supported", "an extension: drafts, and settings of the decoder by name"),
 }
 
@@ -98,6 +118,9 @@ CLOSED = {  # settings that a request may not have: OpenAI's fields say them, or
     "seed": "seed",
     "stop_strings": "stop",
     "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
     "logprobs": "logprobs",
     "num_return_sequences": "n",
     "stopping_criteria": None,
@@ -257,6 +280,12 @@ def _settings(given: Mapping[str, Any], asrd: Mapping[str, Any]) -> dict[str, An
         settings["temperature"] = _real(given, "temperature", 0, 2)
     if "top_p" in given:
         settings["top_p"] = _real(given, "top_p", 1e-6, 1)
+    if "top_k" in given:
+        settings["top_k"] = max(_integer(given, "top_k", -1, 2**31, 0), 0)
+    if "min_p" in given:
+        settings["min_p"] = _real(given, "min_p", 0, 1)
+    if "repetition_penalty" in given:
+        settings["repetition_penalty"] = _real(given, "repetition_penalty", 0.01, 100)
     for name, value in asrd.items():
         if name == "drafts":
             continue
@@ -300,8 +329,8 @@ def _seed(given: Mapping[str, Any]) -> int | None:
 def _stop(given: Mapping[str, Any]) -> tuple[str, ...]:
     stop = given.get("stop", [])
     words = [stop] if isinstance(stop, str) else stop
-    if not isinstance(words, list) or len(words) > 4 or not all(isinstance(word, str) and word for word in words):
-        raise bad("stop", "stop must be a string, or a list of up to 4 strings, none of them empty")
+    if not isinstance(words, list) or len(words) > 16 or not all(isinstance(word, str) and word for word in words):
+        raise bad("stop", "stop must be a string, or a list of up to 16 strings, none of them empty")
     return tuple(dict.fromkeys(words))
 
 

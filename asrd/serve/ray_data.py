@@ -7,6 +7,7 @@ which they end. A batch whose worker dies is decoded again by another one, with 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -50,7 +51,8 @@ def decode_many(
     import ray
 
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    context.enable_progress_bars = context.print_on_execution_start = False
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # it would say so
     context.execution_options.preserve_order = False
     items = [{"number": number, "request": json.dumps(request)} for number, request in requests]
     blocks = max(1, -(-len(items) // batch))

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 from asrd.serve.plan import Plan
 
 APP = "asrd"
-SPREAD = "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"  # on, Ray's proxy leaves the replicas of other nodes idle
+ENVIRONMENT = {  # of a cluster that is started here, unless the user's says otherwise
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # on, Ray's proxy leaves the replicas of other nodes idle
+    "RAY_worker_niceness": "0",  # Ray's 15 leaves next to nothing for a worker beside other busy processes
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 def connect(address: str | None, cpus: int) -> None:
@@ -23,10 +28,10 @@ def connect(address: str | None, cpus: int) -> None:
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault(SPREAD, "0")
-    if address in (None, "local"):
-        ray.init(num_cpus=cpus, include_dashboard=False, **quiet)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if address in (None, "local"):  # said to Ray, too: without an address it would join one that it finds here
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
     else:
         ray.init(address=address, **quiet)
 
@@ -77,12 +82,28 @@ def deploy(
     else:
         options |= {"num_replicas": replicas}
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
+    _check_address(host, port)
     deployment: Any = Replica  # Ray's decorators say too little of what they return
     return serve.run(deployment.options(**options).bind(plan), name=APP, route_prefix="/")
 
 
-def wait_for_signal() -> None:
-    """Until the process is told to stop; then the replicas may end what they do."""
+def _check_address(host: str, port: int) -> None:
+    """Raise ValueError if Ray Serve has run on the cluster before, at another address: it would stay there, perhaps
+    open to others."""
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client()
+    found = client.http_config
+    if (found.host, found.port) != (host, port):
+        raise ValueError(
+            f"Ray Serve already runs on this cluster, at {found.host}:{found.port}, not at {host}:{port}: give that"
+            " --host and --port, or end it (serve shutdown)"
+        )
+
+
+def wait_for_signal(own: bool) -> None:
+    """Until the process is told to stop; then the replicas may end what they do. own: the cluster was started for them;
+    on another one, nothing but them is ended."""
     from ray import serve
 
     stopped = False
@@ -95,4 +116,7 @@ def wait_for_signal() -> None:
         signal.signal(number, stop)
     while not stopped:
         signal.sigtimedwait({signal.SIGUSR2}, 0.5)  # sleeps; a handler above ends it early
-    serve.shutdown()
+    with suppress(TimeoutError):  # after 60 seconds
+        serve.delete(APP)  # waits for what runs, which a shutdown does not
+    if own:
+        serve.shutdown()

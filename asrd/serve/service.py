@@ -14,7 +14,9 @@ from typing import Any
 
 from asrd.arguments import resolve_config
 from asrd.config import FIELDS, AsrdConfig
-from asrd.decoders import DECODERS
+from asrd.decoders import DECODERS, find_decoder
+from asrd.engine.caches import settle_blocks
+from asrd.engine.decoder import SHARED
 from asrd.many import Engine, Observer
 from asrd.models import ModelAdapter, special_ids
 from asrd.serve.errors import ApiError
@@ -24,11 +26,6 @@ from asrd.serve.metrics import Metrics
 from asrd.serve.prompts import encode_order
 from asrd.serve.worker import Event, Ticket, Worker
 
-BY_DECODER = {  # settings that belong to one decoder or another, not to the model or the server
-    "threshold", "window", "capacity", "alpha", "beta", "scope", "revoked_history", "anchor_eos", "verify", "magnitude",
-    "probe", "steps", "remasking", "alg", "eps", "factor", "threshold_back", "ratio", "max_edits", "witnesses",
-    "saber_n", "saber_variant", "faithful",
-}  # fmt: skip
 MEMORY = 0.9  # of the running mean of seconds per answer
 
 
@@ -54,6 +51,9 @@ class Service:
         adapter = ModelAdapter(model)
         ids = special_ids(adapter, self.config, tokenizer)
         self.context, self.mask_id = adapter.context_length, ids.mask
+        if adapter.block_length is not None:  # its own block length and threshold, where none are given
+            settle_blocks(adapter, self.config, find_decoder(self.config.decoder).variant(self.config, adapter))
+        self.decoders = [name for name in DECODERS if self._runs(name, adapter)]
         self.eos_ids = ids.eos if self.config.early_stop else ()
 
         def make(observer: Observer) -> Engine:
@@ -66,6 +66,12 @@ class Service:
         self.inflight = 0  # tickets that have not ended
         self._seconds = 1.0  # a running mean of what an answer takes
         self._encoder = ThreadPoolExecutor(1, "asrd-tokenizer")
+
+    def _runs(self, name: str, adapter: ModelAdapter) -> bool:
+        """Is this a decoder for the model?"""
+        if adapter.block_length is None:
+            return DECODERS[name].full_attention
+        return DECODERS[name].variant(self.config, adapter).on_blocks
 
     def start(self) -> None:
         """Begin to take orders, in the running loop."""
@@ -120,7 +126,7 @@ class Service:
         """Those of the order. With a decoder other than the server's, the server's settings of that one are dropped."""
         if order.settings.get("decoder", self.config.decoder) == self.config.decoder:
             return order.settings
-        dropped = {name: FIELDS[name].default for name in self.given if name in BY_DECODER}
+        dropped = {name: FIELDS[name].default for name in self.given if name not in SHARED}
         return dropped | order.settings
 
     def max_tokens(self, order: Order, prompt: int) -> int:
@@ -147,7 +153,7 @@ class Service:
         """What a client may want to know of the server."""
         settings = {name: value for name, value in self.config.settings().items() if name not in CLOSED}
         return {
-            "decoders": list(DECODERS),
+            "decoders": self.decoders,
             "settings": settings,
             "max_new_tokens": min(int(self.config.max_new_tokens), self.limits.max_tokens),
             "max_tokens": self.limits.max_tokens,

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from asrd.engine.decoder import Decoder
 from asrd.engine.request import Request
 from asrd.trace.read import Trace
 from asrd.trace.record import Recorder
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 as_line = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -35,7 +43,7 @@ def recording(
     """Record the decode in this context; the file is opened and its first line written on entry."""
     records: list[dict[str, Any]] = []
     with ExitStack() as open_things:
-        file = None if path is None else open_things.enter_context(open(path, "w", encoding="utf-8", buffering=1))
+        file = None if path is None else open_things.enter_context(_written_alone(path))
 
         def write(record: dict[str, Any]) -> None:
             if keep:
@@ -45,6 +53,33 @@ def recording(
 
         recorder = open_things.enter_context(Recorder(request, decoder, name_of(model), write, tokenizer))
         yield Recording(recorder, records if keep else None)
+
+
+@contextmanager
+def _written_alone(path: str | Path) -> Iterator[TextIO]:
+    """The file, empty, for one decode at a time; an OSError names it."""
+    try:
+        with open(path, "a", encoding="utf-8", buffering=1) as file:
+            _lock(file, path)
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                file.truncate(0)
+            yield file
+    except OSError as error:
+        if error.filename is None and error.errno == errno.ENOSPC:
+            raise OSError(error.errno, f"the trace cannot be written: {error.strerror}", str(path)) from error
+        raise
+
+
+def _lock(file: TextIO, path: str | Path) -> None:
+    """Raise ValueError if another decode, here or in another process, writes to it."""
+    if fcntl is None or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"trace={str(path)!r}: another decode is writing to it; give each its own file") from None
+    except OSError:  # a file system without locks
+        return
 
 
 def name_of(model: Any) -> str:

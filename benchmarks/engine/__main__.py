@@ -24,6 +24,7 @@ from benchmarks.engine.serving import SERVERS, overhead
 
 Row = dict[str, Any]
 ARRIVING = ("engine", "static batches")  # servers under an offered load
+PART = {"one by one": 4}  # serves every fourth request: alone, one takes the same time whatever the others are
 
 
 def throughput(model: Any, arguments: argparse.Namespace) -> list[Row]:
@@ -35,11 +36,13 @@ def throughput(model: Any, arguments: argparse.Namespace) -> list[Row]:
             torch.set_num_threads(threads)
             requests = load(kind, arguments.requests)
             for server in SERVERS.values():  # untimed
-                server(model, requests[: 2 * slots], [0.0] * len(requests), slots)
+                server(model, requests[:slots], [0.0] * slots, slots)
             seconds: dict[str, list[float]] = {name: [] for name in SERVERS}
             for _ in range(arguments.rounds):
                 for name, server in SERVERS.items():
-                    seconds[name].append(max(server(model, requests, [0.0] * len(requests), slots)))
+                    part = requests[:: PART.get(name, 1)]
+                    took = max(server(model, part, [0.0] * len(part), slots))
+                    seconds[name].append(took * len(requests) / len(part))
                     bar.update()
             own, share = overhead(model, requests, slots)
             case = {"load": kind, "threads": threads, "slots": slots, "requests": len(requests)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from asrd.lab.plotting import Theme, caption, figure, save, series_style
+from asrd.lab.plotting import Theme, caption, figure, log_axis, save, series_style
 
 Row = dict[str, Any]
 
@@ -31,7 +31,7 @@ def _draw(rows: Sequence[Row], note: str, theme: Theme) -> Figure:
         latency.plot(offered, [row["p95"] for row in mine], label=f"{server}, 95 %", **dashed)
     throughput.set(xlabel="offered requests per second", ylabel="answered requests per second")
     latency.set(xlabel="offered requests per second", ylabel="seconds from arrival to answer")
-    latency.set_yscale("log")
+    log_axis(latency.yaxis, [row[share] for row in rows for share in ("p50", "p95")])
     for panel in (throughput, latency):
         panel.legend()
     caption(made, theme, "Requests that arrive at random", note)

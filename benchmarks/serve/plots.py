@@ -1,8 +1,7 @@
-"""Throughput, latency and memory of the server against offered load."""
+"""Throughput and latency of the server against offered load, and its memory over time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,29 @@ from matplotlib.figure import Figure
 
 from asrd.lab.plotting import Theme, caption, figure, save, series_style
 
-Row = dict[str, Any]
 
-
-def draw(rows: Sequence[Row], engine: float, path: Path, note: str) -> list[Path]:
+def draw(result: dict[str, Any], path: Path) -> list[Path]:
     """serve-load.png."""
-    return save(path, partial(_draw, rows, engine, note))
+    return save(path, partial(_draw, result))
 
 
-def _draw(rows: Sequence[Row], engine: float, note: str, theme: Theme) -> Figure:
-    made, panels = figure(4.0, 1, 2)
-    throughput, latency = panels[0]
-    share, style = [100 * row["share"] for row in rows], series_style(theme, 0)
-    throughput.plot(share, [row["per_second"] for row in rows], label="answered", **style)
-    throughput.plot(share, [row["refused"] / row["requests"] * row["offered"] for row in rows], label="refused (429)",
-                    **series_style(theme, 1))  # fmt: skip
-    throughput.axhline(engine, linestyle=":", color=series_style(theme, 0)["color"], label="bare engine")
-    latency.plot(share, [row["p50"] for row in rows], label="median", **style)
-    latency.plot(share, [row["p95"] for row in rows], label="95 %", **style | {"linestyle": "--"})
-    throughput.set(xlabel="offered load, % of the bare engine", ylabel="requests per second")
-    latency.set(xlabel="offered load, % of the bare engine", ylabel="seconds to the answer")
+def _draw(result: dict[str, Any], theme: Theme) -> Figure:
+    made, panels = figure(3.7, 1, 3)
+    throughput, latency, memory = panels[0]
+    rows, first, second = result["offered"], series_style(theme, 0), series_style(theme, 1)
+    share = [100 * row["share"] for row in rows]
+    throughput.axhline(result["engine"]["per_second"], linestyle=":", color=theme.soft, label="bare engine")
+    throughput.plot(share, [row["per_second"] for row in rows], label="answered", **first)
+    refused = [row["refused"] / row["requests"] * row["offered"] for row in rows]
+    throughput.plot(share, refused, label="refused (429)", **second)
+    latency.plot(share, [row["p95"] for row in rows], label="95th percentile", **second)
+    latency.plot(share, [row["p50"] for row in rows], label="median", **first)
+    moments = [(seconds / 60, size) for seconds, size in result["memory"]]
+    memory.plot(*zip(*moments, strict=True), color=first["color"], linewidth=first["linewidth"])
+    memory.set(title="memory of the server (MB)", xlabel="minutes", ylim=(0, None))
+    throughput.set(title="requests per second", xlabel="offered load (% of capacity)", ylim=(0, None))
+    latency.set(title="seconds to the answer", xlabel="offered load (% of capacity)", ylim=(0, None))
     for panel in (throughput, latency):
-        panel.legend()
-    caption(made, theme, "The server under load", note)
+        panel.legend(loc="upper left")
+    caption(made, theme, "The server under load", result["note"])
     return made

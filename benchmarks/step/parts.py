@@ -27,6 +27,12 @@ from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import vocab_stats_torch
 
+try:  # statistics are written to arrays, where this checkout can do so
+    from asrd_kernels.arrays import host_view
+    from asrd_kernels.vocab_stats import write_arrays as write_arrays
+except ImportError:
+    host_view = None  # type: ignore[assignment]
+
 PARTS = ("embed", "forward", "gather", "head", "statistics", "commit")
 DECODERS = ("standard", "threshold", "asrd")
 
@@ -117,7 +123,8 @@ class Step:
         self.logits = self.adapter.head(self.rows)
 
     def _statistics(self) -> None:
-        vocab_stats_torch(self.logits, *self.chosen[:2], self.request.readout, out=self.buffers[0])
+        out = host_view(self.buffers[0]) if host_view else self.buffers[0]
+        vocab_stats_torch(self.logits, *self.chosen[:2], self.request.readout, out=out)
 
     def _commit(self) -> None:
         self.decoder.commit(self.buffers[1])

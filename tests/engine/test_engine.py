@@ -47,6 +47,27 @@ def got(result: Any) -> tuple[list[int], list[int]]:
     return result.tokens, [getattr(result, name) for name in COUNTERS]
 
 
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_for_another_decoder_leaves_out_settings_that_it_does_not_read() -> None:
+    engine = Engine(MODEL, slots=2, **SETTINGS)  # a threshold, which factor refuses beside its own rule
+    handle = engine.submit([2, 3, 4], decoder="factor")
+    refused = engine.submit([2, 3, 4], decoder="factor", threshold=0.4)
+    list(engine.run())
+    assert handle.result is not None
+    assert refused.result is not None
+    expected = asrd.fast_generate(MODEL, torch.tensor([[2, 3, 4]]), decoder="factor", max_new_tokens=12, block_length=4)
+    assert handle.result.tokens == expected[0, 3:].tolist()
+    assert "two rules for the same choice" in str(refused.result.error)
+
+
+def test_a_request_without_a_prompt_hurts_no_other() -> None:
+    first, second = sorted(generate_many(MODEL, [{"seed": 3}, [2, 3]], **SETTINGS), key=lambda result: result.index)
+    assert "the request has no prompt" in str(first.error)
+    assert got(second) == alone(MODEL, [2, 3], 1)
+
+
 # --- results ---------------------------------------------------------------------------------------------------------
 
 

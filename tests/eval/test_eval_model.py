@@ -21,10 +21,10 @@ from lm_eval.api.model import LM
 
 import asrd
 from asrd.eval.code_metric import in_place_of_the_hub
-from asrd.eval.likelihood import Likelihood, hidden_places
+from asrd.eval.likelihood import Estimate, Likelihood, hidden_places, published_estimate
 from asrd.eval.model import AsrdLM
 from asrd.eval.run import Cell, run_cell
-from asrd.eval.stopping import answer, cut
+from asrd.eval.stopping import answer
 from asrd.eval.tasks import TASKS, load_task
 from asrd.lab.compare.measure import decode_batch
 from asrd.lab.compare.plan import RunSpec
@@ -129,7 +129,7 @@ def test_prompts_are_those_that_lm_eval_gives_a_stock_model(
 
         def generate(self, jobs: Any) -> Any:
             for job in jobs:
-                yield {"key": job.key, "text": "", "steps": 1, "revoked": 0, "flip_flops": 0}
+                yield {"key": job.key, "text": "", "forwards": 1, "revoked": 0, "flip_flops": 0}
 
     task = load_task(name, data, shots=0 if name == "gsm8k" else None)
     from asrd.eval.code_metric import Executor
@@ -212,10 +212,76 @@ def test_a_long_prompt_loses_tokens_on_the_left_and_that_is_recorded(tiny: tuple
     assert job.truncated == 20
 
 
-def test_texts_are_cut_at_the_first_stop_string() -> None:
-    assert cut("a b\nQ: c. d", ["Q:", "."]) == "a b\n"
-    assert cut("a b", ["Q:"]) == "a b"
-    assert cut("", ["Q:"]) == ""
+@pytest.mark.parametrize("decoder", ["asrd", "standard", "threshold"])
+def test_stop_strings_end_the_decode_and_change_nothing_before_them(decoder: str, tiny: tuple[Any, Any]) -> None:
+    texts = [problem.question for problem in held_out(4)]
+    settings = {"max_gen_toks": 96}
+
+    def run(until: list[str], **options: Any) -> tuple[list[str], list[dict[str, Any]]]:
+        model = AsrdLM(*tiny, batch_size=3, decoder=decoder, **options)
+        found = model.generate_until(requests_of(texts, until=until, **settings))
+        return found, sorted(model.generations.done.values(), key=lambda record: record["document"])
+
+    whole, full = run([])
+    stop = whole[0].split()[8]
+    stopped, short = run([stop, "nowhere"])
+    assert [text.rstrip() for text in stopped] == [text.partition(stop)[0].rstrip() for text in whole]
+    assert stopped[0]
+    for record, other in zip(short, full, strict=True):
+        assert record["tokens"] == other["tokens"][: record["length"]]
+        ended = stop in whole[record["document"]]
+        assert record["stopped_by"] == (stop if ended else None)
+        assert record["steps"] <= other["steps"]
+    assert short[0]["steps"] < full[0]["steps"]
+    to_the_end, fixed = run([stop], early_stop=False)
+    assert to_the_end == stopped
+    assert [record["steps"] for record in fixed] >= [record["steps"] for record in full]
+    assert {record["stopped_by"] for record in fixed} == {None}
+    if decoder == "standard":
+        assert [record["steps"] for record in fixed] == [96] * 4
+
+
+def test_padding_behind_a_stop_string_is_no_flip_flop() -> None:
+    from types import SimpleNamespace
+
+    from asrd.eval.watch import Watch
+
+    watch, mask, pad = Watch(mask_id=9, eos_ids=(1,)), 9, 0
+    handle = SimpleNamespace(index=0, kept=None)
+
+    def show(tokens: list[int]) -> None:
+        off = torch.zeros(1, len(tokens), dtype=torch.bool)
+        state = SimpleNamespace(generated=torch.tensor([tokens]), pending=off, trusted=off, done=torch.tensor([False]))
+        watch(state, (handle,))  # type: ignore[arg-type]
+
+    show([5, 6, pad, mask])
+    show([5, mask, mask, mask])  # 6 and a predicted pad are revoked
+    show([5, 6, mask, mask])  # 6 again: a flip-flop
+    handle.kept = 2
+    show([5, 6, pad, pad])  # the row has ended behind 6
+    assert watch.seen[0].flip_flops.count == 1
+
+
+def test_without_events_nothing_observes_the_engine_and_seconds_are_measured(
+    tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asrd.eval.model as module
+
+    observers = []
+
+    class Spy(module.Engine):
+        def __init__(self, *rest: Any, **options: Any) -> None:
+            observers.append(len(options["observers"]))
+            super().__init__(*rest, **options)
+
+    monkeypatch.setattr(module, "Engine", Spy)
+    requests = requests_of([problem.question for problem in held_out(3, "easy")])
+    for events in (False, True):
+        model = AsrdLM(*tiny, batch_size=2, events=events)
+        model.generate_until(requests)
+        assert all(record["seconds"] > 0 for record in model.generations.done.values())
+        assert {record["flip_flops"] is None for record in model.generations.done.values()} == {not events}
+    assert observers == [0, 1]
 
 
 def test_a_stop_string_that_is_a_special_token_cuts_although_it_does_not_show(tiny: tuple[Any, Any]) -> None:
@@ -273,3 +339,18 @@ def test_multiple_choice_prefers_what_the_model_would_write(tiny: tuple[Any, Any
     pairs = [(context, f" {problem.solution}"), (context, f" {wrong}")]
     found = AsrdLM(*tiny, mc_num=16).loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
     assert found[0][0] > found[1][0]
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"),
+    [("mmlu_abstract_algebra", Estimate(1, 1)), ("arc_challenge", Estimate(128, 8, 0.5)),
+     ("truthfulqa_mc2", Estimate(128, 8, 2.0)), ("winogrande", Estimate(128, 8, 0.0))],
+)  # fmt: skip
+def test_likelihoods_have_the_published_settings_of_their_task(task: str, wanted: Estimate) -> None:
+    assert published_estimate(task) == wanted
+
+
+def test_a_block_diffusion_model_has_no_likelihoods() -> None:
+    model = AsrdLM(*asrd.load("tiny-block"))
+    with pytest.raises(ValueError, match="block-diffusion"):
+        model.loglikelihood([Instance("loglikelihood", {}, ("tom has 3", " pens"), 0)])

@@ -40,6 +40,15 @@ def test_a_prompt_of_the_wrong_kind() -> None:
     refused(r"integer tensor of shape .* not list", [[1, 2]])
 
 
+@pytest.mark.parametrize("convert", [lambda ids: ids.to("meta"), lambda ids: ids.to_sparse()], ids=["meta", "sparse"])
+def test_ids_and_masks_that_are_not_dense(convert: Any) -> None:
+    ids = torch.tensor([[2, 3, 4]])
+    with pytest.raises(ValueError, match=r"input_ids is (on the meta device|sparse).*give a dense tensor"):
+        asrd.fast_generate(TableModel(TableSpec(seed=3)), convert(ids), max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"attention_mask is (on the meta device|sparse).*give a dense tensor"):
+        asrd.fast_generate(TableModel(TableSpec(seed=3)), ids, convert(torch.ones_like(ids)), max_new_tokens=2)
+
+
 def test_ids_outside_the_vocabulary() -> None:
     refused(r"id 12, outside the model's vocabulary of 12", torch.tensor([[1, 12]]))
     refused(r"id -1, outside", torch.tensor([[1, -1]]))

@@ -349,6 +349,21 @@ def test_the_readme_has_every_decoder() -> None:
     assert {re.findall(r"`([\w-]+)`", name)[0] for name, *_ in table_rows(README, "name", "from")} == set(DECODERS)
 
 
+def test_triton_is_torchs_affair() -> None:
+    """torch pins the Triton that it works with: a requirement of ours would replace the user's torch."""
+    required = {re.split(r"[<>=\[ ;]", name)[0] for name in metadata()["install_requires"]}
+    assert "torch" in required
+    assert not {"triton", "flash-attn", "pandas"} & required
+
+
+def test_tests_are_run_on_the_clone_and_not_on_a_copy() -> None:
+    """An install of the extra [test] is editable wherever a page says how to run the tests."""
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    installs = [line for page in pages for line in page.splitlines() if re.search(r"pip install .*\[test\]", line)]
+    assert len(installs) >= 2
+    assert [line for line in installs if " -e " not in line] == []
+
+
 def test_badges_and_citation_say_what_the_metadata_says() -> None:
     said = metadata()
     badges = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "docs" / "badges").glob("*.svg")}

@@ -18,6 +18,7 @@ from asrd.cli.requests import ResultFile
 from asrd.lab.tiny.export import export
 from asrd.lab.tiny.language import VOCABULARY
 from asrd.lab.tiny.model import Shape, TinyModel
+from asrd.models.adapter import ModelAdapter
 
 PROMPTS = [f"ann has {number} shells ." for number in range(2, 14)]
 FAST = ["--max-new-tokens", "6", "--threshold", "0.3", "--slots", "3", "--dtype", "float64"]
@@ -71,6 +72,22 @@ def test_each_line_is_a_request_with_settings_of_its_own(
         same = ("prompt", "text", "tokens", "steps", "drafted", "revoked", "anchors")
         assert {name: found[index][name] for name in same} == {name: alone[name] for name in same}
         assert found[index]["tokens_per_forward"] == pytest.approx(alone["tokens_per_forward"])
+
+
+def test_no_more_prompts_decode_at_a_time_than_there_are_slots(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    body = ModelAdapter.body
+
+    def counting(self: ModelAdapter, embeds: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        rows.append(len(embeds))
+        return body(self, embeds, inputs)
+
+    monkeypatch.setattr(ModelAdapter, "body", counting)
+    (tmp_path / "lines.txt").write_text("\n".join(PROMPTS))
+    assert generate(folder, "--lines", "--file", tmp_path / "lines.txt") == 0
+    assert max(rows) == 3
 
 
 def test_without_a_file_results_are_printed_in_the_order_of_the_prompts(

@@ -15,6 +15,7 @@ import asrd
 from asrd.cli import main
 from asrd.decoders import DECODERS
 from asrd.lab.compare import RunSpec, Store, measure, plan_runs, summarise
+from asrd.lab.compare import records as stored
 from asrd.lab.compare.records import code_of, fingerprint
 from asrd.lab.compare.report import interval, wilson
 from asrd.lab.tiny.export import export
@@ -94,6 +95,17 @@ def test_a_decoder_without_a_file_is_known_by_its_code() -> None:
     assert code_of(make(0.5)) == code_of(make(0.5)) != code_of(make(0.6))
 
 
+@pytest.mark.parametrize("name", ["block_asrd.py", "native.py"])  # what `asrd` runs on block-diffusion models
+def test_an_edit_of_what_a_decoder_becomes_on_some_models_decodes_anew(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Path.read_bytes
+    before = code_of(DECODERS["asrd"])
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"# edited" * (self.name == name))
+    monkeypatch.setattr(stored, "_shared_code", stored._shared_code.__wrapped__)
+    assert code_of(DECODERS["asrd"]) != before
+
+
 def test_another_version_decodes_anew(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [Store(tmp_path, model, {}).open(RunSpec("asrd")).path]
     monkeypatch.setattr(asrd, "__version__", "0.0.1")
@@ -148,6 +160,23 @@ def test_speed_is_not_taken_from_seconds_under_other_conditions() -> None:
     assert [(s.seconds, s.speed) for s in found] == [(None, None), (2.0, None), (2.0, None)]
     mixed = summarise([runs[1]], [[base | {"timed": "one"}, base | {"timed": "four"}]])
     assert mixed[0].seconds is None
+
+
+def test_the_first_decode_is_not_timed(model: Any, tmp_path: Path) -> None:
+    calls: list[tuple[str, int]] = []
+
+    def decode(model: Any, run: RunSpec, problems: Any, slots: int) -> Any:
+        calls.append((run.decoder, len(problems)))
+        slow = 100.0 if len(calls) == 1 else 1.0
+        return ({"problem": p.seed, "steps": 1, "length": 1, "seconds": slow} for p in problems)
+
+    runs = [RunSpec("standard"), RunSpec("threshold")]
+    for expected in ([("standard", 1), ("standard", 3), ("threshold", 3)], [("standard", 0), ("threshold", 0)]):
+        calls.clear()
+        store = Store(tmp_path, model, {})
+        found = measure(model, runs, EASY, store, quiet=True, decode=decode, names=())
+        assert calls == expected
+        assert {record["seconds"] for records in found for record in records} == {1.0}
 
 
 def test_results_carry_versions_and_device(compare: Any) -> None:

@@ -22,7 +22,7 @@ from asrd.engine.observers.inspector import PARTS
 from asrd.lab.compare.plots import draw, draw_frontier, varied
 from asrd.lab.compare.report import Summary, read_csv, save
 from asrd.lab.plotting import MARKERS, THEMES, Label, figure, log_axis, place_labels, plain
-from asrd.lab.tables import print_table, split
+from asrd.lab.tables import counted, print_table, split
 from asrd.viewer import palette
 
 ROOT = Path(__file__).parents[2]
@@ -192,7 +192,7 @@ def test_decoders_that_coincide_can_be_drawn(tmp_path: Path) -> None:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [40, 80, 138, 200])
+@pytest.mark.parametrize("width", [40, *range(76, 90), 138, 200])
 def test_no_table_is_cut_off(width: int) -> None:
     headings = ["decoder", *(f"heading {number}" for number in range(12))]
     rows = [["threshold=0.7", *(f"{number}.{row} (0.1 - 0.9)" for number in range(12))] for row in range(3)]
@@ -203,6 +203,14 @@ def test_no_table_is_cut_off(width: int) -> None:
     assert max(map(len, shown.splitlines())) <= width
     for text in (*headings, *itertools.chain(*rows), "a title"):
         assert text in shown
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(number, "hard problem") for number in (0, 1, 2)] == [
+        "0 hard problems",
+        "1 hard problem",
+        "2 hard problems",
+    ]
 
 
 def test_every_part_of_a_table_begins_with_the_columns_that_name_its_rows() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import re
 from collections.abc import Callable
 from functools import partial
@@ -385,6 +386,22 @@ def test_a_missing_key_is_named(tmp_path: Path, name: str) -> None:
         load(folder)
 
 
+def test_a_refusal_stands_alone(tmp_path: Path) -> None:
+    """transformers' report of the same weights ("newly initialized") is not printed above it."""
+    seen: list[str] = []
+    logger, handler = logging.getLogger("transformers.modeling_utils"), logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        folder = write(tmp_path, randomise(ORIGINALS["llada"](), seed=14), edit=lambda w: w.pop(LAST_GATE["llada"]))
+        with pytest.raises(ValueError, match="missing: "):
+            load(folder)
+        logger.warning("another message")
+    finally:
+        logger.removeHandler(handler)
+    assert seen == ["another message"]
+
+
 @pytest.mark.parametrize("name", LAST_GATE)
 @pytest.mark.parametrize("shards", [1, 2])
 def test_an_unexpected_key_is_named(tmp_path: Path, name: str, shards: int) -> None:
@@ -464,6 +481,25 @@ def test_a_large_model_on_a_cpu_is_worth_a_warning(
     monkeypatch.setattr(weights, "LARGE", 100)
     load(folder)
     assert "parameters are on the CPU" in caplog.text
+
+
+@pytest.mark.parametrize(("has_gpu", "expected"), [(True, "auto"), (False, None)])
+def test_a_model_goes_to_the_gpu_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool, expected: str | None
+) -> None:
+    seen: list[Any] = []
+    original = weights._load_planned
+
+    def planned(source: str, plan: Any, hub: Any, arguments: dict[str, Any]) -> Any:
+        seen.append(arguments["device_map"])
+        return original(source, plan, hub, {**arguments, "device_map": None})
+
+    monkeypatch.setattr(weights, "_load_planned", planned)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    folder = write(tmp_path, randomise(ORIGINALS["llada"](), seed=18))
+    load(folder)
+    load(folder, device_map="cpu")
+    assert seen == [expected, "cpu"]
 
 
 # --- what must be refused -------------------------------------------------------------------------------------------

@@ -187,6 +187,24 @@ def test_embeddings_that_are_changed_after_the_look_up_are_refused() -> None:
         asrd.fast_generate(model, IDS, max_new_tokens=5)
 
 
+def test_broken_weights_are_said_to_be_broken(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_llama(seed=1)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[5, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"the embedding of token 5 of LlamaForCausalLM is NaN or infinite"):
+        asrd.fast_generate(model, torch.tensor([[2, 3]]), **SETTINGS)
+    model = make_llama(seed=1)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    with pytest.raises(ValueError, match="every token the same logit, 0: its weights are zero or were not loaded"):
+        asrd.fast_generate(model, torch.tensor([[2, 3]]), **SETTINGS)
+    model = make_llama(seed=1)
+    model.model.layers[0].mlp.up_proj.weight.data.fill_(torch.nan)
+    with caplog.at_level(logging.INFO, logger="asrd"), pytest.raises(ValueError, match="are NaN"):
+        asrd.fast_generate(model, torch.tensor([[2, 3]]), **SETTINGS)
+    assert "LM head" not in caplog.text
+
+
 def test_a_causal_model_in_training_mode_is_found_out_too_and_stays_in_it() -> None:
     class Dropping(Mixer):
         def visible(self, length: int) -> Tensor:

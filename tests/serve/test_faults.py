@@ -146,6 +146,34 @@ def test_an_engine_that_fails_fails_what_runs_and_is_replaced(monkeypatch: pytes
         assert server.idle()
 
 
+def test_a_server_whose_engine_does_not_recover_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(slots=2) as server:
+        worker = server.service.worker
+        make = worker.make
+
+        def broken(observer: Any) -> Any:
+            engine = make(observer)
+            monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+            return engine
+
+        monkeypatch.setattr(worker, "make", broken)
+        worker.engine = broken(worker._observe)
+        for _ in range(worker.FAILURES):
+            with pytest.raises(openai.InternalServerError, match="ZeroDivisionError in the engine"):
+                server.client().chat.completions.create(model="tiny", messages=chat())
+        end = time.monotonic() + 30
+        while server.answers:
+            assert time.monotonic() < end, "the server goes on without an engine"
+            time.sleep(0.1)
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--model", "no/such", "--port", port]) == 2
+    assert f"--port {port} cannot be used: Address already in use" in capsys.readouterr().err
+
+
 def test_memory_stays_flat_over_many_requests(server: Running) -> None:
     import psutil
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
+import torch
+from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from asrd.engine.stopping import text_before
 from tests.support.server import QUESTION, Running, alone, chat, running, tiny
@@ -62,6 +64,45 @@ def test_a_stream_has_the_same_text_in_settled_parts(client: OpenAI, usage: bool
         assert chunks[-1].choices == []
         assert chunks[-1].usage.completion_tokens == length
         assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_the_clients_own_stream_helper_and_the_async_client_work(server: Running, client: OpenAI) -> None:
+    with client.chat.completions.stream(model="tiny", messages=chat(), max_tokens=32) as stream:
+        told = [event.delta for event in stream if event.type == "content.delta"]
+        whole = stream.get_final_completion()
+    assert "".join(told) == whole.choices[0].message.content == alone(chat())[0]
+    assert whole.choices[0].finish_reason == "stop"
+
+    async def ask() -> list[str]:
+        asking = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
+        both = [asking.chat.completions.create(model="tiny", messages=chat(n), max_tokens=16) for n in (4, 7)]
+        return [answer.choices[0].message.content for answer in await asyncio.gather(*both)]
+
+    assert asyncio.run(ask()) == [alone(chat(number), 16)[0] for number in (4, 7)]
+
+
+def test_a_block_diffusion_model_is_served_with_the_decoders_it_has() -> None:
+    import asrd
+
+    model, tokenizer = asrd.load("tiny-block")
+    ids = tokenizer(QUESTION.format(4))["input_ids"]
+    with running(slots=2, model=model, tokenizer=tokenizer) as server:
+        client = server.client()
+        facts = client.models.retrieve("tiny").model_extra["asrd"]
+        assert facts["decoders"] == ["asrd", "threshold", "factor", "native"]
+        assert facts["settings"]["block_length"] == model.config.asrd_block_length
+        for decoder in ("asrd", "native"):
+            out = asrd.fast_generate(model, torch.tensor([ids]), max_new_tokens=30, decoder=decoder)
+            text = tokenizer.decode(out[0, len(ids) :].tolist(), skip_special_tokens=True)
+            ask: Any = {"model": "tiny", "prompt": QUESTION.format(4), "max_tokens": 30}
+            ask |= {"extra_body": {"asrd": {"decoder": decoder}}}
+            assert client.completions.create(**ask).choices[0].text == text
+            chunks = list(client.completions.create(stream=True, **ask))
+            assert "".join(chunk.choices[0].text for chunk in chunks) == text
+            word = text.split()[4]
+            assert client.completions.create(stop=word, **ask).choices[0].text == text_before(text, word)
+        with pytest.raises(BadRequestError, match="needs full attention"):
+            client.completions.create(model="tiny", prompt="ann", extra_body={"asrd": {"decoder": "loo"}})
 
 
 def test_completions_take_text_ids_and_several_prompts(client: OpenAI) -> None:
@@ -174,6 +215,17 @@ def test_nucleus_sampling_is_that_of_the_decode(client: OpenAI) -> None:
     text = client.chat.completions.create(top_p=0.3, **ask).choices[0].message.content
     assert text == alone(chat(), 24, temperature=1.5, seed=4, top_p=0.3)[0]
     assert text != client.chat.completions.create(**ask).choices[0].message.content
+
+
+def test_what_vllm_and_sglang_add_is_sampled_by_and_their_defaults_change_nothing(client: OpenAI) -> None:
+    ask: Any = {"model": "tiny", "messages": chat(), "temperature": 2.0, "seed": 6, "max_tokens": 24}
+    usual = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "skip_special_tokens": True}
+    free = client.chat.completions.create(**ask).choices[0].message.content
+    assert client.chat.completions.create(extra_body=usual, **ask).choices[0].message.content == free
+    for own in ({"top_k": 2}, {"min_p": 0.2}, {"repetition_penalty": 3.0}):
+        text = client.chat.completions.create(extra_body=own, **ask).choices[0].message.content
+        assert text == alone(chat(), 24, temperature=2.0, seed=6, **own)[0]
+        assert text != free
 
 
 def test_many_clients_at_once_get_their_own_answers(server: Running) -> None:

@@ -46,6 +46,12 @@ class Running:
 
         return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0} | options)
 
+    @property
+    def answers(self) -> bool:
+        """Does anybody listen?"""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
     def idle(self, seconds: float = 30.0) -> bool:
         """Wait until the engine has nothing to do."""
         end = time.monotonic() + seconds
@@ -56,10 +62,15 @@ class Running:
 
 @contextmanager
 def running(
-    slots: int = 4, limits: Limits | None = None, model: Any = None, settings: Any = None, **options: Any
+    slots: int = 4,
+    limits: Limits | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    settings: Any = None,
+    **options: Any,
 ) -> Iterator[Running]:
-    """A server of `tiny`, or of another model without a tokenizer."""
-    loaded, tokenizer = tiny() if model is None else (model, None)
+    """A server of `tiny`, or of another model."""
+    loaded, tokenizer = tiny() if model is None else (model, tokenizer)
     service = Service(loaded, tokenizer, "tiny", slots, limits, {"max_new_tokens": 32} | (settings or {}))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -259,3 +259,27 @@ def test_the_trace_of_a_killed_decode_can_be_read_as_partial(good: list[str], tm
     trace = asrd.trace.read(path, partial=True)
     assert len(trace.steps) == 2
     assert [token for row in trace.tokens for token in row].count(11) > 0
+
+
+def test_two_decodes_cannot_write_to_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    model, ids = TableModel(TableSpec(seed=3)), torch.tensor([[2, 3]])
+    refused: list[str] = []
+
+    def meanwhile(state: Any) -> None:
+        with pytest.raises(ValueError, match=r"another decode is writing to it; give each its own file") as caught:
+            asrd.fast_generate(model, ids, max_new_tokens=4, trace=path)
+        refused.append(str(caught.value))
+
+    path.write_text("of before\n")
+    asrd.fast_generate(model, ids, max_new_tokens=6, trace=path, observers=[meanwhile])
+    assert refused
+    assert len(asrd.trace.read(path).steps) == len(refused)
+    asrd.fast_generate(model, ids, max_new_tokens=3, trace=path)  # one after the other they can
+    assert asrd.trace.read(path).header.length == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is simulated by /dev/full of Linux")
+def test_a_trace_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(OSError, match=r"the trace cannot be written: No space left on device: '/dev/full'"):
+        asrd.fast_generate(TableModel(TableSpec(seed=3)), torch.tensor([[2, 3]]), max_new_tokens=4, trace="/dev/full")

@@ -39,10 +39,10 @@ def measure(
     """The records of every run over all problems, in order; only those that are not in the store are decoded.
 
     `note` is told how many were. decode: what decodes and grades problems (`decode_problems`), and the names of the
-    fields of its records.
+    fields of its records. What is slow the first time is not timed: the first problem is decoded once more, before.
     """
     decode = decode or decode_problems
-    records, reused = [], []
+    records, reused, warm = [], [], False
     with Progress(len(runs) * len(problems), "problem", quiet) as progress:
         for run in runs:
             file = store.open(run)
@@ -52,6 +52,9 @@ def measure(
             progress.start(run.label, len(known))
             reused += known
             timed = timing_conditions(min(batch_size, len(missing)), model)
+            if missing and not warm:
+                list(decode(model, run, missing[:1], 1))
+                warm = True
             for record in decode(model, run, missing, batch_size):
                 record |= {"timed": timed, "date": now()}
                 file.append(record)

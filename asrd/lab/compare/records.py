@@ -32,7 +32,7 @@ from asrd.models.extra_rows import implementation_of
 Record = dict[str, Any]
 """A result: problem (its number), steps, seconds, length and further counts; `timed` and `date` say how and when."""
 
-SHARED_CODE = ("engine", "models", "generate.py", "many.py", "arguments.py", "settings.py", "config.py",
+SHARED_CODE = ("engine", "models", "decoders", "generate.py", "many.py", "arguments.py", "settings.py", "config.py",
                "lab/tiny/task.py", "lab/tiny/language.py", "lab/tiny/batch.py", "lab/tasks.py",
                "lab/sudoku/puzzle.py", "lab/compare/grading.py",
                "lab/compare/measure.py", "lab/compare/prompts.py")  # fmt: skip

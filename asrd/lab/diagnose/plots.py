@@ -107,7 +107,7 @@ def _visible(found: Suitability, title: str, theme: Theme) -> Figure:
             _intervals(panel, x, [pair[which] for pair in pairs], series_style(theme, which) | {"label": label}, 100)
         panel.set_xticks(range(len(labels)), labels)
         panel.set(title=name, xlabel="tokens to the nearest mask", ylim=(-3, 105))
-    panels[0, 0].set_ylabel("%")
+    panels[0, 0].set_ylabel("share of tokens, %")
     panels[0, 0].legend(loc="lower right")
     caption(made, theme, f"Predictions at visible tokens, right and planted wrong\n{title}", INTERVALS)
     return made
@@ -144,7 +144,7 @@ def _stability(
         anchors.set_xticks([f.window or 0 for f in some])
     decay.set(title="wrong and unchanged k steps", xlabel="steps k", ylabel="P(k), %")
     ratios.set(title="ratio of successive P", xlabel="steps k", ylabel="P(k+1) / P(k)", ylim=(-0.03, 1.05))
-    anchors.set(title="wrong anchors", xlabel="window k", ylabel="%")
+    anchors.set(title="wrong anchors", xlabel="window k", ylabel="share of anchors, %")
     _from_zero(anchors, "y")
     decay.legend()
     note = f"Dotted: if steps were independent. A constant ratio is an exponential decay. {INTERVALS}"

@@ -1,6 +1,6 @@
 // The live page: questions, answers as they are decoded, the settings, and what is kept for a reload of this tab.
 
-const KEPT = "asrd-live", BY_FACTOR = ["factor", "loo"], BY_THRESHOLD = ["asrd", "threshold", "wino", "random-revocation"];
+const KEPT = "asrd-live", BY_FACTOR = ["factor", "loo"], BY_THRESHOLD = ["asrd", "threshold", "wino", "native", "random-revocation"];
 const FIELDS = ["decoder", "threshold", "factor", "kv_cache", "max_tokens", "temperature", "pace", "history"];
 const pause = (ms) => new Promise((go) => setTimeout(go, ms));
 
