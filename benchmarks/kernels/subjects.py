@@ -33,7 +33,7 @@ from benchmarks.kernels.launchers import LAUNCHERS
 
 BF16 = torch.bfloat16
 ROWS = 32  # wanted rows of a step: LLaDA's active block
-VOCABS = (1024, 4096, 16384, 32000, 65536, 126464, 151936, 262144)
+VOCABS = (1024, 4096, 16384, 65536, 126464, 262144)
 LLADA = 126464
 TWINS: dict[str, Callable[..., Any]] = {
     "anchor_embed": anchor_embed_torch,
