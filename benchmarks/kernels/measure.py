@@ -60,8 +60,8 @@ class Launch:
 def counted(work: Work, target: str, at_most: int | None = None) -> list[Launch]:
     """Execute `work`, its launches compiled for one of the NVIDIA targets, and count.
 
-    `at_most`: of a launch only so many programs are executed, and the counts scaled up, for kernels whose programs all
-    do the same. What they compute is then not complete.
+    `at_most`: along the first axis of a launch's grid, that of rows, only so many programs are executed and the counts
+    scaled up, for kernels that do the same for every row. What they compute is then not complete.
     """
     shares: list[float] = []
     with executed(target, Options(races=True, counting=True)) as machine:
@@ -69,7 +69,7 @@ def counted(work: Work, target: str, at_most: int | None = None) -> list[Launch]
 
         def launch(caught: Caught) -> None:
             total, *others = caught.grid
-            cut = at_most is not None and total > at_most and all(length == 1 for length in others)
+            cut = at_most is not None and total > at_most
             shares.append(at_most / total if cut and at_most else 1.0)
             execute(replace(caught, grid=(at_most, *others)) if cut else caught)
 

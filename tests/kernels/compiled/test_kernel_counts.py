@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -64,10 +65,14 @@ def test_a_strided_copy_asks_for_more_sectors_than_its_bytes_need() -> None:
 
 
 def test_counts_of_some_programs_are_scaled_to_all() -> None:
-    logits = torch.randn(12, 2048).bfloat16()
-    whole, part = (counted(lambda: rivals.triton_chain(logits), "sm_80", most) for most in (None, 3))
-    assert whole == part
-    assert [launch.programs for launch in part] == [12, 12, 12]
+    case = stats_case(12, 6144, torch.bfloat16)
+    logits = case.run(lambda *given: given)[0]
+    with ours(case) as task:
+        for work, programs in ((task.run, [24, 12]), (lambda: rivals.triton_chain(logits), [12, 12, 12])):
+            whole, part = (counted(work, "sm_80", most) for most in (None, 3))
+            assert [launch.programs for launch in part] == programs
+            for one, scaled in zip(whole, part, strict=True):
+                assert asdict(scaled) == pytest.approx(asdict(one), rel=0.01)
 
 
 def test_a_reduction_over_warps_has_barriers_and_passes_through_shared_memory() -> None:
