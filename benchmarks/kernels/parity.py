@@ -142,11 +142,12 @@ def compare(check: Check, device: str, launcher: Callable[[str], Callable[..., A
 
 
 def excess(ours: Tensor, twins: Tensor, truth: Tensor, tolerance: float, floor: float) -> float:
-    """The largest error of ours beyond the twin's own and `tolerance` of the true value (or of `floor`), in units of
-    the tolerance; infinite where ours is NaN and the truth is not."""
+    """The largest error of ours beyond the twin's own and `tolerance` of the value (or of `floor`), in units of the
+    tolerance; infinite where ours is NaN and the truth is not. The value is the truth, or the twin's if that is larger:
+    in float64 another token may be sampled."""
     both = (ours.isnan() & twins.isnan()) | (ours == twins)
     error, own = (ours.double() - truth.double()).abs(), (twins.double() - truth.double()).abs()
-    allowed = tolerance * truth.double().abs().clamp(min=floor)
+    allowed = tolerance * torch.maximum(truth.double().abs(), twins.double().abs()).clamp(min=floor)
     beyond = ((error - own) / allowed - 1).masked_fill(both, -1.0).nan_to_num(torch.inf)
     return float(beyond.max()) if beyond.numel() else -1.0
 
