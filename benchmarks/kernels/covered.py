@@ -40,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
         setattr(module, launcher, _noting(operation, typed, getattr(module, launcher)))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where a few kernels are wanted, single tests go first: those with many cases take longer."""
+    if os.environ.get(WANTED):
+        items.sort(key=lambda item: "[" in item.nodeid)
+
+
 def _noting(operation: str, typed: Callable[..., torch.Tensor], launch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(launch)
     def noted(*args: Any, **kwargs: Any) -> Any:

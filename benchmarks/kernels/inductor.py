@@ -4,8 +4,8 @@
 (functionalization, fusion, scheduling, code generation) up to the source text, telling it that there is an A100; no
 driver is needed for that. `runnable` loads that text on CPU tensors: its launches go through Triton's JITFunction.run,
 so `recorded` and the PTX machine see them as they see ours. Of the launch configurations that inductor would time
-against each other on a GPU, the first is taken. Written for torch 2.13, of whose insides it knows the names patched
-below.
+against each other on a GPU, the first that keeps the most schedulers busy is taken. Written for torch 2.13, of whose
+insides it knows the names patched below.
 
 It works for `vocab_stats_torch` without noise and for plain functions. The twins that write to slices of the state
 (commit, draft_commit, anchor_embed) are refused by a PyTorch without CUDA: copy_ into a view asks for CUDA's device
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -154,15 +155,18 @@ class _Launcher:
     """A generated kernel; `run` launches it as the generated code asks for it."""
 
     def __init__(self, tuner: CachingAutotuner) -> None:
-        self.tuner, self.config = tuner, tuner.configs[0]
+        self.tuner = tuner
 
     def run(self, *args: Any, stream: None) -> None:
-        """On the grid and with the configuration of inductor's first choice."""
-        names = self.tuner.fn.arg_names
-        chosen = {**dict(zip(names, args, strict=False)), **self.config.kwargs}
-        grid = GridExpr.from_meta(self.tuner.inductor_meta, self.config).eval_slow(chosen)
-        how = {"num_warps": self.config.num_warps, "num_stages": self.config.num_stages}
-        self.tuner.fn[grid](*args, **self.config.kwargs, **how)
+        """With the first of inductor's configurations that keeps the most schedulers of an A100 busy."""
+        kernel, best = self.tuner.fn, (0, (0, 0, 0), self.tuner.configs[0])
+        for chosen in self.tuner.configs:
+            named = {**dict(zip(kernel.arg_names, args, strict=False)), **chosen.kwargs}
+            grid = GridExpr.from_meta(self.tuner.inductor_meta, chosen).eval_slow(named)
+            busy = min(4 * _A100.multi_processor_count, math.prod(grid) * min(4, chosen.num_warps))
+            best = max(best, (busy, grid, chosen), key=lambda one: one[0])
+        _, grid, chosen = best
+        kernel[grid](*args, **chosen.kwargs, num_warps=chosen.num_warps, num_stages=chosen.num_stages)
 
 
 class _Loader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -154,14 +154,16 @@ def excess(ours: Tensor, twins: Tensor, truth: Tensor, tolerance: float, floor: 
 
 def _results(operation: str, function: Callable[..., Any], given: tuple[Any, ...]) -> list[Tensor]:
     """What a function returns, or what it may have changed in (copies of) its arguments: of `vocab_stats` and the fused
-    head the statistics, but for the last column, which is waste; of the others the whole state."""
+    head the statistics, of the others the whole state; but for the last columns of statistics and ring, which are
+    waste."""
     mine = copy.deepcopy(given)
     returned = function(*mine)
     if returned is not None:
         return tensors_in(returned)
     if operation in _STATISTICS:
         return [values[:, :-1] for values in mine[-1]]
-    return tensors_in(mine)
+    state, *rest = mine
+    return tensors_in((replace(state, ring=state.ring[:, :-1]), *rest))
 
 
 def _widened(given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -95,6 +95,8 @@ def test_a_wrong_kernel_is_reported_and_ends_with_1(
             returned = right(operation)(*given)
             if operation == "vocab_stats":
                 given[-1].top1[0, 0] += 1
+            elif operation == "draft_commit":
+                given[0].ring[0, 0] += 1
             elif operation == "commit":
                 raise RuntimeError("an illegal memory access was encountered")
             return returned
@@ -107,7 +109,7 @@ def test_a_wrong_kernel_is_reported_and_ends_with_1(
     assert on_gpu.run(device, out, small=True, repetitions=1, settings=[], tokens=4) == 1
     report = json.loads(out.read_text())
     failed = {one["operation"]: one for one in report["parity"] if not one["passed"]}
-    assert set(failed) == {"vocab_stats", "commit"}
+    assert set(failed) == {"vocab_stats", "draft_commit", "commit"}
     assert (failed["vocab_stats"]["differing"], "illegal memory" in failed["commit"]["error"]) == (1, True)
     assert "FAIL vocab_stats" in capsys.readouterr().out
     support.add(out, tmp_path / "gpu")
