@@ -52,6 +52,7 @@ def count(subject: Any, provider: str, target: str) -> Iterator[Row]:
             yield row("shared bytes", code.shared)
             yield row("spills", code.spills)
             yield row("compile CPU-seconds", round(code.compile_seconds + task.prepared_in, 2))
+            task.reset()
             try:
                 some = AT_MOST if subject.kernel.startswith("vocab_stats") else None
                 done = counted(task.run, target, some, forgiving=provider != "asrd")
@@ -67,6 +68,7 @@ def count(subject: Any, provider: str, target: str) -> Iterator[Row]:
                 yield row(metric, round(value, 3))
             if provider == "asrd":
                 yield row("checksum", checksum(task.results()))
+        task.reset()
         with Allocations() as seen:
             _not_launched(task)
         triton_launches = len(launches) if task.executes else 0

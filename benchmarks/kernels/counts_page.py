@@ -23,8 +23,8 @@ _COMPARED = ("warp instructions", "sectors", "bank conflicts", "barriers", "byte
 _LINES = {  # provider -> what it is called, style of its line
     "eager (twin)": ("PyTorch eager", None, "--"),
     "Triton chain": ("Triton chain", 1, "-"),
-    "torch.compile (plain)": ("torch.compile,\nsoftmax chain", 3, "-"),
-    "torch.compile (twin)": ("torch.compile,\nour PyTorch twin", 0, "-"),
+    "torch.compile (plain)": ("torch.compile, plain", 3, "-"),
+    "torch.compile (twin)": ("torch.compile, our twin", 0, "-"),
     "Liger softmax (formula)": ("Liger softmax*", None, ":"),
     "quack softmax (formula)": ("quack softmax*", None, ":"),
     "asrd": ("asrd", "asrd", "-"),
@@ -108,6 +108,8 @@ def _figure(tasks: dict[tuple[Any, ...], dict[str, Any]], theme: Theme) -> Figur
         log_axis(panel.xaxis, sizes, ticks=sizes)
         panel.set_xlim(right=sizes[-1] * (sizes[-1] / sizes[0]) ** 0.62 * 1.5)
         log_axis(panel.yaxis, shown)
+        if panel is bound:
+            panel.set_ylim(top=max(shown) * 5)  # room for the labels, which are moved upwards
         panel.set_xlabel("vocabulary V")
         todo.append((panel, labels))
     moved.set_title("bytes moved, needed bytes = 1", loc="left")
@@ -115,7 +117,7 @@ def _figure(tasks: dict[tuple[Any, ...], dict[str, Any]], theme: Theme) -> Figur
     note = (
         "Top-1, confidence and entropy of 32 rows of bfloat16 logits. Bytes: distinct bytes of each launch; PyTorch"
         " eager: operands of each operation. Counted by executing the compiled PTX (sm_80) on a CPU; nothing was timed."
-        " * by its authors' byte formula, and softmax alone. Axes are logarithmic."
+        " Plain: softmax, maximum and entropy. * by its authors' byte formula, softmax alone. Axes are logarithmic."
     )
     caption(made, theme, "What top-1, confidence and entropy of a row cost", note)
     for panel, labels in todo:

@@ -41,8 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where a few kernels are wanted, single tests go first: those with many cases take longer."""
+    """Where a few kernels are wanted, single tests go first, the last in a file before the others: random runs and
+    those with many cases take longer."""
     if os.environ.get(WANTED):
+        items.reverse()
         items.sort(key=lambda item: "[" in item.nodeid)
 
 

@@ -220,9 +220,10 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 
 
 def bounds(launches: Sequence[Launch], target: str) -> dict[str, float]:
-    """Microseconds at least, launch after launch, on each GPU of that target: a model."""
+    """Microseconds at least, launch after launch, on each GPU of that target, and by bytes alone on those for which
+    nothing is executed: a model."""
     return {
         f"bound on {gpu.name}, us": 1e6 * sum(launch.bound(gpu) for launch in launches)
         for gpu in GPUS
-        if gpu.target == target
+        if gpu.target == target or gpu.clock is None
     }

@@ -70,9 +70,11 @@ def subjects(vocabs: Sequence[int] = VOCABS, rows: int = ROWS) -> Iterator[Subje
 
 @dataclass(frozen=True)
 class Task:
-    """Something that can be done again and again: `run` does it, `results` are the tensors that it returned or may have
-    changed, `cpu_seconds` what preparing it took, `executes` whether it launches Triton kernels."""
+    """Something that can be done again: `reset` puts its inputs back, `run` does it, `results` are the tensors that it
+    returned or may have changed, `prepared_in` the processor seconds that preparing it took, `executes` whether it
+    launches Triton kernels."""
 
+    reset: Callable[[], None]
     run: Callable[[], Any]
     results: Callable[[], list[Tensor]]
     prepared_in: float = 0.0
@@ -92,7 +94,7 @@ def ours(case: Case) -> Iterator[Task]:
 def eager(case: Case) -> Iterator[Task]:
     """Our PyTorch twin, operation by operation."""
     task = _task(case, TWINS[case.operation])
-    yield Task(task.run, task.results, executes=False)
+    yield Task(task.reset, task.run, task.results, executes=False)
 
 
 @contextmanager
@@ -119,10 +121,9 @@ def _task(case: Case, operation: Callable[..., Any]) -> Task:
     returned: list[Any] = [()]
 
     def run() -> None:
-        case.reset()
         returned[0] = case.run(operation)
 
-    return Task(run, lambda: tensors_in((returned[0], case.run(lambda *arguments: arguments))))
+    return Task(case.reset, run, lambda: tensors_in((returned[0], case.run(lambda *arguments: arguments))))
 
 
 @contextmanager
@@ -137,10 +138,9 @@ def _by_inductor(case: Case, function: Callable[..., Any], arguments: tuple[Any,
         returned: list[Any] = [()]
 
         def run() -> None:
-            case.reset()
             returned[0] = call(tensors_in(arguments))
 
-        yield Task(run, lambda: tensors_in(tuple(returned[0])), spent)
+        yield Task(case.reset, run, lambda: tensors_in(tuple(returned[0])), spent)
 
 
 PROVIDERS: dict[str, Provider] = {
