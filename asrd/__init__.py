@@ -7,6 +7,7 @@ many.py      `Engine`, `generate_many`: many requests in one running batch
 config.py    `AsrdConfig`: the settings; settings.py has each one's default, range and meaning
 output.py    `AsrdOutput`: text and counters
 files.py     files that are written whole or not at all
+memory.py    what a step frees is kept for the next one
 models/      `load`, and the adapter through which every model is called
 engine/      the loop, requests, KV caches, CUDA graphs, observers
 decoders/    one decoder a file, and the table of names
@@ -16,8 +17,8 @@ serve/       an OpenAI-compatible server, and Ray
 cli/         the command `asrd`
 
 `import asrd` imports nothing heavy; each name is loaded when it is first used.
-Layers import downwards only: asrd_kernels < settings, files < config, output < models < engine < decoders < trace <
-viewer, generate < many < lab < serve < cli (tests/interface/test_layers.py).
+Layers import downwards only: asrd_kernels < settings, files, memory < config, output < models < engine < decoders <
+trace < viewer, generate < many < lab < serve < cli (tests/interface/test_layers.py).
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ _HOMES = {
     "load": "asrd.models",
 }
 _MODULES = (
-    "arguments", "cli", "config", "decoders", "engine", "files", "generate", "lab", "many", "models", "output",
-    "serve", "settings", "templates", "trace", "viewer",
+    "arguments", "cli", "config", "decoders", "engine", "files", "generate", "lab", "many", "memory", "models",
+    "output", "serve", "settings", "templates", "trace", "viewer",
 )  # fmt: skip
 __version__ = "0.1.0"  # setup.py reads it here
 

@@ -11,8 +11,12 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path beside `path` to write to; it takes its place when the context ends, and is removed if it fails."""
-    target = Path(path)
+    """A path beside `path` to write to; it takes its place when the context ends, and is removed if it fails.
+
+    A link is followed. A device or pipe is refused: to take its place would be to remove it.
+    """
+    target = Path(path).resolve()
+    _require_regular(target, str(path))
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
     os.close(handle)
     beside = Path(name)
@@ -42,10 +46,19 @@ def read_text(path: str | Path) -> str:
         raise ValueError(f"{path} is not UTF-8 text: byte {error.object[error.start]:#x} at {error.start}") from None
 
 
+def require_text(text: str, what: str) -> None:
+    """Raise ValueError if a string holds bytes that were not UTF-8, as those of a command line or a pipe may."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} is not UTF-8 text: character {error.start + 1} is {text[error.start]!a}") from None
+
+
 def check_file(path: Path, option: str) -> None:
     """Raise ValueError if a file cannot be written there."""
     if path.is_dir() or not path.name:
         raise ValueError(f"{option} {path} is a folder: expected the name of a file")
+    _require_regular(path, f"{option} {path}")
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path}: there is no folder {path.parent}")
     _check_writable(path.parent, f"{option} {path}")
@@ -59,6 +72,11 @@ def check_folder(path: Path, option: str) -> None:
     if not existing.is_dir():
         raise ValueError(f"{option} {path}: {existing} is a file, expected a folder")
     _check_writable(existing, f"{option} {path}")
+
+
+def _require_regular(path: Path, what: str) -> None:
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{what} is a device, pipe or folder: expected the name of a file")
 
 
 def _check_writable(folder: Path, what: str) -> None:

@@ -282,7 +282,8 @@ def merged(parts: Sequence[AsrdOutput], order: Sequence[int]) -> AsrdOutput:
     last position."""
     place = torch.tensor(order).argsort()
     fields: dict[str, Any] = {}
-    for name in ("sequences", "steps", "tokens_per_forward", "drafted", "revoked", "anchors", "edited", "computed"):
+    counts = ("drafted", "revoked", "anchors", "edited", "computed", "forwards")
+    for name in ("sequences", "steps", "tokens_per_forward", *counts):
         values = torch.cat([part[name] for part in parts])
         fields[name] = values[place.to(values.device)]
     by = [string for part in parts for string in part.stopped_by]

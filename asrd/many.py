@@ -313,9 +313,8 @@ class Engine:
             cut = stop.kept if stop is not None else None
             text = self.tokenizer.decode(outcome.tokens[:cut], skip_special_tokens=True)
             text = text_before(text, stop.strings.strings if stop and stop.string and stop.strings else None).strip()
-        counts = dict(
-            zip(("drafted", "revoked", "anchors", "edited", "computed", "forwards"), outcome.counts, strict=True)
-        )
+        names = ("drafted", "revoked", "anchors", "edited", "computed", "forwards")
+        counts = dict(zip(names, outcome.counts, strict=True))
         handle.result = Result(
             index=handle.index,
             tokens=outcome.tokens,

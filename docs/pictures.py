@@ -28,9 +28,10 @@ PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
         " {docs}/data/frontier-tiny-shift.csv --out {docs}",
         "{docs}/frontier.png",
     ),
-    "compare-tiny": (
-        "asrd compare --n 256 --batch-size 64 --sweep threshold=0.5,0.6,0.7,0.8,0.9 --out {work}/compare-tiny",
-        "{work}/compare-tiny/results.png",
+    "blocks": (
+        "python -m asrd.lab.compare.frontier {docs}/data/blocks-joint.csv {docs}/data/blocks-dynamic.csv"
+        " --out {docs} --name blocks",
+        "{docs}/blocks.png",
     ),
     "diagnose-visible": ("asrd diagnose visible --n 24 --out {work}", "{work}/visible.png"),
     "diagnose-attention": ("asrd diagnose attention --n 6 --out {work}", "{work}/attention.png"),

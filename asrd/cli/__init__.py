@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from asrd.cli.commands import parser
+from asrd.files import require_text
 
 INTERRUPTED = 130
 
@@ -47,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     for file in getattr(arguments, "plugin", ()):
         if not file.is_file():
             raise ValueError(f"--plugin {file}: there is no such file")
+    for name, value in vars(arguments).items():
+        if isinstance(value, str):
+            require_text(value, name)
     arguments.check(arguments)
     return _function(arguments.run)(arguments) or 0
 

@@ -22,7 +22,7 @@ from asrd.cli.settings import parse_setting, settings_of
 from asrd.config import FIELDS, check
 from asrd.decoders import DECODERS, find_decoder
 from asrd.engine.stopping import text_before
-from asrd.files import write_text
+from asrd.files import require_text, write_text
 from asrd.generate import fast_generate
 from asrd.output import AsrdOutput
 from asrd_kernels import DecodeState
@@ -45,7 +45,7 @@ class Chat:
         self.model, self.tokenizer, self.settings = model, tokenizer, dict(settings)
         self.first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, str]] = list(self.first)
-        self.steps = self.tokens = 0  # of the last answer
+        self.forwards = self.tokens = 0  # of the last answer
 
     def answer(self, question: str, show: Callable[[DecodeState], None] | None = None) -> str:
         """Ask; the question and the answer are remembered, unless it is interrupted."""
@@ -58,7 +58,8 @@ class Chat:
         new = out.sequences[0, ids.shape[1] :].tolist()
         text = self.tokenizer.decode(new, skip_special_tokens=True)
         text = text_before(text, self.settings.get("stop_strings")).strip()
-        self.steps, self.tokens = int(out.steps[0]), round(float(out.tokens_per_forward[0]) * int(out.steps[0]))
+        self.forwards = int(out.forwards[0])
+        self.tokens = round(float(out.tokens_per_forward[0]) * self.forwards)
         self.messages = [*messages, {"role": "assistant", "content": text}]
         return text
 
@@ -136,6 +137,7 @@ def read_line() -> str | None:
 def reply(chat: Chat, line: str, console: Console, live: bool) -> None:
     """Answer a line, or do what it commands; errors and Ctrl-C end neither conversation nor program."""
     try:
+        require_text(line, "the line")
         if line.startswith("/"):
             console.print(chat.command(line), style="dim", markup=False, highlight=False)
             return
@@ -146,8 +148,8 @@ def reply(chat: Chat, line: str, console: Console, live: bool) -> None:
             text = chat.answer(line)
         console.print(text, markup=False, highlight=False)
         if live:
-            rate = chat.tokens / max(chat.steps, 1)
-            console.print(f"{chat.tokens} tokens in {chat.steps} forward passes, {rate:.1f} a pass", style="dim")
+            rate = chat.tokens / max(chat.forwards, 1)
+            console.print(f"{chat.tokens} tokens in {chat.forwards} forward passes, {rate:.1f} a pass", style="dim")
     except KeyboardInterrupt:
         console.print("stopped", style="dim")
     except (ValueError, OSError) as error:

@@ -29,7 +29,9 @@ from asrd.files import check_file, check_folder
 from asrd.lab.tasks import LEVELS
 from asrd.settings import check
 
-PRESET_NAMES = ("paper-main", "paper-ablations", "paper-sweeps", "caches", "frontier", "frontier-core")
+PRESET_NAMES = (
+    "paper-main", "paper-ablations", "paper-sweeps", "caches", "frontier", "blocks", "frontier-core", "sudoku",
+)  # fmt: skip
 THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
 WITH_REVOCATIONS = 56  # a hard problem in which ASRD with its default settings revokes tokens
 LAST_PROBLEM = 9_999

@@ -25,8 +25,6 @@ from asrd.lab.diagnose.samples import Sample, packaged_samples, read_samples
 from asrd.lab.diagnose.visible import visible_behaviour
 from asrd.lab.tables import counted
 from asrd.lab.tasks import TASKS, find_task
-from asrd.models import packaged
-from asrd.models.source import PACKAGED_NAMES
 
 
 def run_attention(arguments: argparse.Namespace) -> None:
@@ -105,8 +103,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
     problems = [sample.problem for sample in samples if sample.problem is not None]
     moved: dict[str, tuple[Displacement, Displacement]] = {}
     lasting, contaminated = {}, {}
-    here = [name for name in PACKAGED_NAMES if packaged(name) is not None]
-    names = here if arguments.models is None else listed(arguments.models)
+    names = listed(arguments.models)
     for name in names:
         arguments.model = name
         model, tokenizer = load_model(arguments)

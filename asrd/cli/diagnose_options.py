@@ -15,6 +15,7 @@ from asrd.settings import check
 
 ERROR_DECODERS = "standard,wino,asrd"
 RUNTIME_DECODERS = "standard,threshold,factor,wino,saber,asrd"
+STABILITY_MODELS = "tiny,tiny-plain,tiny-shift"
 KINDS = ("code", "math")  # of annotators' prompts
 LONGEST = 6
 
@@ -75,7 +76,7 @@ _DIAGNOSES = (
         "displacement bounds on real states; how many steps wrong predictions last",
         "On the packaged task, where it is known which predictions are wrong.",
         {
-            "--models": {"help": "names or folders (default: those of the package)"},
+            "--models": {"default": STABILITY_MODELS, "help": "names or folders (default: %(default)s)"},
             "--windows": _WINDOWS,
             "--longest": {"type": int, "default": LONGEST, "help": f"largest number of steps (default: {LONGEST})"},
         },

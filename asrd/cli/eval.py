@@ -21,6 +21,7 @@ from asrd.eval.tasks import load_task
 from asrd.files import write_text
 from asrd.lab.compare.plan import RunSpec, plan_runs
 from asrd.lab.tables import console, print_table
+from asrd.models import ModelAdapter
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -55,6 +56,9 @@ def run_preset(arguments: argparse.Namespace, common: dict[str, Any]) -> None:
     lengths = [int(length) for length in listed(arguments.lengths)] if arguments.lengths else []
     benchmarks = listed(arguments.benchmarks) if arguments.benchmarks else []
     session = session_of(arguments)
+    if (ModelAdapter(session.model).block_length is None) == (preset.table == "block-models"):
+        kind = "models with full attention" if preset.table == "block-models" else "block-diffusion models"
+        raise ValueError(f"--preset {arguments.preset} is no table of {kind}, and {arguments.model} is one")
     plan = entries(preset, base, chat_of(arguments, session.tokenizer), lengths, benchmarks, common)
     notes = remarks(preset, base, arguments.model, common, arguments.limit)
 

@@ -133,6 +133,8 @@ def _check(command: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
         raise ValueError(f"{given} takes a part of a table: give it with --preset")
     elif not arguments.tasks:
         raise ValueError("--tasks is missing: name one or several tasks, such as gsm8k_cot_zeroshot,humaneval_instruct")
+    elif "" in listed(arguments.tasks):
+        raise ValueError(f"--tasks {arguments.tasks!r}: a name is missing between the commas")
     if arguments.data is not None and not arguments.data.is_dir():
         what = "is a file, expected its folder" if arguments.data.exists() else "there is no such folder"
         raise ValueError(f"--data {arguments.data}: {what}")

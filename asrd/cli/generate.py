@@ -16,7 +16,7 @@ from asrd.cli.loading import load_model, load_plugins, problem_number, require_p
 from asrd.cli.requests import Request, ResultFile, read_requests
 from asrd.cli.settings import settings_of
 from asrd.engine.stopping import text_before
-from asrd.files import read_text
+from asrd.files import read_text, require_text
 from asrd.generate import fast_generate
 from asrd.many import Engine, Result, encode
 from asrd.models.source import PACKAGED_NAMES
@@ -25,7 +25,7 @@ from asrd.templates import fill
 from asrd_kernels import DecodeState
 
 LOOKED_UP = 1000  # words at most
-COUNTERS = ("steps", "drafted", "revoked", "anchors")
+COUNTERS = ("steps", "forwards", "drafted", "revoked", "anchors")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -88,9 +88,11 @@ def requests_of(arguments: argparse.Namespace) -> tuple[list[Request], bool]:
 def read_input() -> str:
     """Standard input, in UTF-8."""
     try:
-        return sys.stdin.read().removeprefix("\ufeff")
+        text = sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input is not UTF-8 text: {error.reason}") from None
+    require_text(text, "standard input")  # where the locale is C, Python lets other bytes pass
+    return text
 
 
 def warn_of_unknown_words(name: str, tokenizer: Any, prompts: list[Any]) -> None:
@@ -173,7 +175,7 @@ def record_of(
     """A result as it is printed and stored."""
     record = {"index": index, **request, "text": result.text, "tokens": result.tokens, "model": arguments.model}
     record |= {name: getattr(result, name) for name in (*COUNTERS, "finish_reason", "error")}
-    record["tokens_per_forward"] = result.length / result.steps if result.steps else 0.0
+    record["tokens_per_forward"] = result.length / result.forwards if result.forwards else 0.0
     record["forwards_per_step"] = 2 if {**settings, **request}.get("cfg_scale") else 1
     return record
 

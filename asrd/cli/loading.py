@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from asrd.decoders import DECODERS
 from asrd.lab.tasks import Problem, Task, find_task
+from asrd.memory import keep_freed_memory
 from asrd.models import load
 from asrd.models.source import PACKAGED_NAMES
 
@@ -56,6 +57,7 @@ def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer of the command line."""
     if not sys.stderr.isatty() or arguments.model in PACKAGED_NAMES:
         disable_progress_bar()
+    keep_freed_memory()
     try:
         return load(arguments.model, **load_arguments(arguments))
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device that does not exist

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asrd.files import require_text
+
 Request = dict[str, Any]  # prompt (text or ids) and settings of its own
 
 
@@ -26,6 +28,8 @@ def read_requests(text: str, is_json: bool, where: str) -> list[Request]:
         request = {"prompt": found} if isinstance(found, str) else found
         if not isinstance(request, dict) or "prompt" not in request:
             raise ValueError(f"{where}, line {number}: expected a string, or an object with a prompt and its settings")
+        if isinstance(request["prompt"], str):
+            require_text(request["prompt"], f"{where}, line {number}: the prompt")
         requests.append(request)
     return requests
 

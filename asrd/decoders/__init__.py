@@ -12,6 +12,7 @@ saber      the weakest drafts are revoked
 native     those of block-diffusion models: SDAR, LLaDA2.0, LLaDA2.1
 block_asrd the paper's on these
 loo        ours: drafts by factor, and what a mask in its place contradicts is edited
+block_loo  the same on block-diffusion models
 
 A decoder says what it wants to know after a forward pass (`wanted`: which positions; `extra_stats`: which
 statistics besides top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line,

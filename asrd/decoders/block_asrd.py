@@ -14,7 +14,6 @@ from torch import Tensor
 from asrd.config import AsrdConfig
 from asrd.decoders.asrd import AsrdDecoder
 from asrd.decoders.native import Quotas, check_blocks, joint_of, joint_steps
-from asrd.engine.decoder import Decoder
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState, VocabStats, anchor_embed_torch, commit_torch, joint_commit_torch
@@ -26,11 +25,6 @@ class BlockAsrdDecoder(AsrdDecoder):
 
     on_blocks = True
     edits_embeddings = True
-
-    @classmethod
-    def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
-        """Chosen already."""
-        return cls
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from asrd.config import AsrdConfig
 from asrd.decoders.fast_dllm import refuse_threshold
 from asrd.decoders.kept_slots import KeptSlots
-from asrd.engine.decoder import SHARED
+from asrd.engine.decoder import SHARED, Decoder
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
@@ -45,13 +45,22 @@ class LooDecoder(KeptSlots):
     input one position earlier, for there the model predicts from, and it sees neither its original nor the token.
     """
 
-    reads = SHARED | {"factor", "threshold_back", "ratio", "max_edits", "witnesses"}
+    reads = SHARED | {"factor", "threshold_back", "ratio", "max_edits", "witnesses", "boundary"}
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """One rule for drafts; and witnesses need attention and positions of their own."""
         refuse_threshold(config)
         adapter.require_attention_layout("decoder='loo'")
+
+    @classmethod
+    def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
+        """On block-diffusion models, one whose witnesses stay in the open block."""
+        if adapter.block_length is None or cls is not LooDecoder:
+            return cls
+        from asrd.decoders.block_loo import BlockLooDecoder
+
+        return BlockLooDecoder
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
@@ -60,7 +69,7 @@ class LooDecoder(KeptSlots):
         self.extra_stats = ("token_prob",) if config.ratio < 1 else ()
         factor = USUAL_FACTOR if config.factor is None else float(config.factor)
         self.bounds = factor_bounds(factor, request.length, device)
-        self.witness = torch.arange(min(int(config.witnesses), request.length), device=device)
+        self.witness = torch.arange(min(int(config.witnesses), self.most_pending), device=device)
         self.columns = torch.arange(self.canvas, device=device)
         self.places = self.columns.repeat(self.batch, 1) if request.positions is None else request.positions
         self.real = torch.ones_like(self.places, dtype=torch.bool)
@@ -75,6 +84,11 @@ class LooDecoder(KeptSlots):
             max_edits=int(config.max_edits),
             ratio=float(config.ratio),
         )
+
+    @property
+    def most_pending(self) -> int:
+        """How many tokens of a row may be pending at a time."""
+        return self.request.length
 
     @property
     def checked(self) -> Tensor:

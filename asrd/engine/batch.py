@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.caches import BlockBody, CachedBody
+from asrd.engine.caches import BlockBody
 from asrd.engine.decoder import Decoder
+from asrd.engine.device.block_step import BlockStep
 from asrd.engine.device.cached_step import CachedStep
 from asrd.engine.device.completion import CompletionMonitor, Report, unreadable
 from asrd.engine.device.gpu import Work
@@ -77,7 +78,7 @@ class Batch:
         inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
         self.run = replace(run, mark=mark_all(inspectors)) if inspectors else run
         if observers and isinstance(run.cache, BlockBody):
-            run.cache.one_step_a_pass()
+            run.cache.watched = True
         self.decoder, self.tags, self.strict = decoder, list(tags), strict
         decoder.on_host = run.on_host
         self.observers, self.inspectors = tuple(observers), inspectors
@@ -106,6 +107,8 @@ class Batch:
             return whole
         if self.run.cache is None:
             return partial(self.graphs.run, "step", whole)
+        if isinstance(self.run.cache, BlockBody):
+            return BlockStep(self.graphs, self.run, self.decoder, self.buffers)
         return CachedStep(self.graphs, self.run, self.decoder, self.buffers)
 
     @property
@@ -124,9 +127,7 @@ class Batch:
         kept = [*tensors(self.decoder).values(), *self.buffers[0], *tensors(self.run.request).values()]
         own = {tensor.data_ptr(): tensor.nbytes for tensor in kept if tensor is not self.decoder.table}
         cache, graphs = self.run.cache, self.graphs
-        return (
-            sum(own.values()) + (cache.bytes if isinstance(cache, CachedBody) else 0) + (graphs.bytes if graphs else 0)
-        )
+        return sum(own.values()) + (cache.bytes if cache else 0) + (graphs.bytes if graphs else 0)
 
     @property
     def padded(self) -> bool:

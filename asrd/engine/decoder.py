@@ -142,7 +142,14 @@ class Decoder(ABC):
 
     def checks(self) -> Tensor | None:
         """[B] bool, on a block-diffusion model: the rows whose coming pass reads no mask, only tokens whose embeddings
-        are probed; if all of them stand, the next block opens with nothing else changed. None: there are none."""
+        are probed, or witnesses of tokens; if all of them stand, the next block opens with nothing else changed. None:
+        there are none."""
+        return None
+
+    def witness_positions(self) -> Tensor | None:
+        """[B, W] int64, on a block-diffusion model: the positions of the open block that the coming pass reads at a
+        witness, a mask in their place that sees all but the token there; first those, then G for each that is not used.
+        None: there are no witnesses."""
         return None
 
     def held(self) -> list[Tensor]:

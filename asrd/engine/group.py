@@ -181,7 +181,7 @@ class Group:
         return Batch(loop.Run.of(self.kind.adapter, request), decoder, tags, limits, self.observers, stops=stops)
 
     def _read(self, slots: list[int]) -> list[list[int]]:
-        """Of each row its tokens, forward passes and counts, in one copy to the host."""
+        """Of each row its tokens, steps and counts, in one copy to the host."""
         assert self.batch is not None
         rows = self.batch.read(slots)
         counts = torch.cat([rows.step[None], rows.counts, rows.computed[None], rows.forwards[None]])

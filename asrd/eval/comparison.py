@@ -13,8 +13,8 @@ from asrd.eval.run import Scored
 from asrd.eval.summary import Row, by_metric, summarise
 
 HEADINGS = (
-    "benchmark", "length", "method", "score", "95 %", "paper", "difference (95 %)", "to baseline", "passes", "paper",
-    "speed", "paper", "tokens/pass", "n",
+    "benchmark", "length", "method", "score", "95 %", "paper's", "difference (95 %)", "to baseline", "passes",
+    "paper's passes", "speed", "paper's speed", "tokens/pass", "n",
 )  # fmt: skip
 LEGEND = (
     "score: in percent. difference: our score less the paper's, in points, with the interval of ours; the paper's own"

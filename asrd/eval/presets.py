@@ -89,7 +89,8 @@ class Preset:
         """Where the settings come from, for a base model or another."""
         found = [PAPER]
         if self.benchmarks == FOUR and self.table != "block-models":
-            found += [*(BASE if base else (BLOCKS,)), *FOUR_NOTES]
+            competitors = any(method.decoder == "wino" for method in self.methods)
+            found += [*(BASE if base else (BLOCKS,)), *FOUR_NOTES[: 2 if competitors else 1]]
         if self.benchmarks == FOUR:
             found += [METRICS, *(() if base else (INSTRUCT,))]
         return [*found, *self.notes, *OURS]

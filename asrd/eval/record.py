@@ -57,6 +57,7 @@ def model_record(name: str, model: Any, tokenizer: Any) -> dict[str, Any]:
         "dtype": str(table.dtype).removeprefix("torch."),
         "device": str(table.device),
         "attention": getattr(config, "_attn_implementation", None),
+        "block_length": getattr(config, "asrd_block_length", None),  # of a block-diffusion model
         "chat_template_sha256": None if template is None else hashlib.sha256(str(template).encode()).hexdigest(),
     }
 

@@ -106,8 +106,11 @@ def conditions(rows: Sequence[Row], about: dict[str, Any]) -> list[str]:
     model, machine = about["model"], about["environment"]
     watched = "single tokens watched" if about["events"] else "single tokens not watched (--no-events)"
     watched += ", which costs a GPU time (--no-events)" if about["events"] and model["device"] != "cpu" else ""
-    lines = [_task(name, task) for name, task in about["tasks"].items()]
-    lines += [_settings(each) for each in about["settings"]]
+    metrics = {row.task: row.metric for row in rows}
+    lines = [_task(name, task, metrics[name]) for name, task in about["tasks"].items() if name in metrics]
+    for each in about["settings"]:
+        decoded = [name for name in each["tasks"] if "likelihood" not in about["tasks"][name]]
+        lines += [_settings(each, decoded, model["block_length"] is not None)] if decoded else []
     lines += [
         f"model {model['name']}, weights sha256 {model['sha256'][:16]}, {model['dtype']} on {model['device']}"
         f"{'' if machine['machine']['gpu'] is None else ' (' + machine['machine']['gpu'] + ')'},"
@@ -124,8 +127,8 @@ def conditions(rows: Sequence[Row], about: dict[str, Any]) -> list[str]:
     return lines + [f"{task}: {share} prompts were too long and lost their beginning" for task, share in lost.items()]
 
 
-def _task(name: str, task: dict[str, Any]) -> str:
-    metric, documents = task["metric"], task["data"].get("documents", {})
+def _task(name: str, task: dict[str, Any], metric: str) -> str:
+    documents = task["data"].get("documents", {})
     parts = [f"{task['shots']} shots", "chat template" if task["chat"] else "no chat template"]
     given = task.get("generation_kwargs")
     if given is not None:
@@ -137,19 +140,22 @@ def _task(name: str, task: dict[str, Any]) -> str:
         parts.append(f"BERTScore {task['bertscore']}")
     parts.append(f"{documents.get('number')} problems of {task['data']['source']}")
     parts.append(f"sha256 {str(documents.get('sha256'))[:16]}")
-    return f"{name}: {'the first metric' if metric is None else ', '.join(metric)}; " + "; ".join(parts)
+    return f"{name}: {metric}; " + "; ".join(parts)
 
 
-def _settings(each: dict[str, Any]) -> str:
+def _settings(each: dict[str, Any], tasks: Sequence[str], on_blocks: bool) -> str:
     """A decoder's settings: those that every decoder has where they are not the default, and all of its own."""
     values = dict(each["settings"])
     common = set.intersection(*(set(decoder.reads) for decoder in DECODERS.values()))
     length = values.pop("max_new_tokens")
     shown = [f"max_new_tokens {'of the task' if length is None else length}"]
     for name, value in values.items():
-        blocks = name in BLOCKS and value == FIELDS[name].default
-        if name in SILENT or blocks or (name in common and name not in ALWAYS and value == FIELDS[name].default):
+        if (
+            name in SILENT
+            or (name in BLOCKS and not on_blocks)
+            or (name in common and name not in ALWAYS and value == FIELDS[name].default)
+        ):
             continue
         shown.append(f"{name} {value}")
     seeds = "" if each["seeds"] == [0] else f"; seeds {', '.join(map(str, each['seeds']))}"
-    return f"{values['decoder']} on {', '.join(each['tasks'])}: {', '.join(shown)}{seeds}"
+    return f"{values['decoder']} on {', '.join(tasks)}: {', '.join(shown)}{seeds}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asrd.arguments import resolve_config
+from asrd.config import FIELDS
 from asrd.decoders import DECODERS
 from asrd.eval.code_metric import Executor
 from asrd.eval.generations import count_lines
@@ -21,6 +22,7 @@ from asrd.eval.sandbox import WANTED, Limits, protections
 from asrd.eval.summaries import BERT
 from asrd.eval.tasks import Loaded, load_task
 from asrd.files import write_text
+from asrd.generate import checked_decoder
 from asrd.models import ModelAdapter
 
 log = logging.getLogger("asrd")
@@ -73,9 +75,19 @@ class Session:
                 )
             if not loaded.generates and adapter.block_length is not None:
                 raise ValueError(f"--tasks {cell.task}: {NO_BLOCKS.format(self.name)}")
+            self._check_length(cell, loaded, self.max_length or adapter.context_length or 4096)
             if cell.chat and getattr(self.tokenizer, "chat_template", None) is None:
                 raise ValueError(f"--chat on: the tokenizer of {self.name} has no chat template")
         check_runs(self.model, [cell.run for cell in cells])
+
+    def _check_length(self, cell: Cell, loaded: Loaded, most: int) -> None:
+        asked = (loaded.task.config.generation_kwargs or {}).get("max_gen_toks", FIELDS["max_new_tokens"].default)
+        length = cell.run.settings.get("max_new_tokens", asked)
+        if loaded.generates and length >= most:
+            raise ValueError(
+                f"{cell.task} with max_new_tokens={length} leaves no room for a prompt in {most} tokens"
+                " (--max-length, or what the model was trained for): give --set max_new_tokens=, with fewer"
+            )
 
     def about(self, cells: Sequence[Cell]) -> dict[str, Any]:
         """The record of the run."""
@@ -104,11 +116,13 @@ class Session:
     def _settings(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """Every setting of each decoder, defaults and the model's own values included, and on which tasks."""
         found: dict[str, dict[str, Any]] = {}
+        adapter = ModelAdapter(self.model)
         for cell in cells:
             run = cell.run
-            config = resolve_config(None, {"decoder": run.decoder, **run.settings}, model=self.model).settings()
-            names = [name for name in config if name in DECODERS[run.decoder].reads and name != "seed"]
-            values = {name: config[name] for name in names}
+            config = resolve_config(None, {"decoder": run.decoder, **run.settings}, model=self.model)
+            config.block_length = checked_decoder(adapter, config).block_length(config)
+            reads = DECODERS[run.decoder].reads
+            values = {n: value for n, value in config.settings().items() if n in reads and n != "seed"}
             if "max_new_tokens" not in run.settings:
                 values["max_new_tokens"] = None  # the task's
             line = found.setdefault(json.dumps(values, default=str), {"tasks": {}, "seeds": {}, "settings": values})

@@ -82,8 +82,8 @@ def bert_scorer(name: str) -> tuple[BertScorer | None, str]:
     try:
         model = AutoModel.from_pretrained(path, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
-        log.warning("no BERTScore, its model %s is not on disk: %s", path, " ".join(str(error).split())[:80])
+    except (OSError, ValueError):
+        log.warning("no BERTScore: its model %s is not on disk (hf download %s, or another by --bertscore)", path, path)
         return None, f"none: {path} is not on disk"
     assert layer is not None
     if layer > model.config.num_hidden_layers:

@@ -160,6 +160,10 @@ def _stock(name: str, shots: int | None) -> Loaded:
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager()
+    if name in {*manager.all_groups, *manager.all_tags}:
+        raise ValueError(
+            f"--tasks {name} is a group of lm-eval's: name its tasks, with commas between (lm-eval ls tasks lists them)"
+        )
     if name not in manager.all_subtasks:
         raise ValueError(f"--tasks {name}: expected one of {', '.join(TASKS)}, or another task of lm-eval")
     with in_place_of_the_hub():

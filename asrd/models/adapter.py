@@ -338,12 +338,10 @@ class ModelAdapter:
         attention = torch.ones(1, length + 1, dtype=torch.int64, device=alone.device)
         attention[:, length if behind else 0] = 0
         inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
-        wanted = self.body(alone, self.inputs()).float()
-        scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        wanted = self.body(alone, self.inputs())
         for pad in (alone[:, :1], alone[:, -1:]):
-            found = self.body(torch.cat([alone, pad] if behind else [pad, alone], dim=1), inputs).float()
-            found = found[:, :length] if behind else found[:, 1:]
-            if not torch.allclose(found, wanted, rtol=scale, atol=scale * float(wanted.abs().max())):
+            found = self.body(torch.cat([alone, pad] if behind else [pad, alone], dim=1), inputs)
+            if not self.close(found[:, :length] if behind else found[:, 1:], wanted):
                 return False
         return True
 
@@ -356,8 +354,6 @@ class ModelAdapter:
         place = torch.arange(length, device=alone.device)
         nobody = torch.zeros(1, length, dtype=torch.bool, device=alone.device)
         layout = AttentionLayout(~nobody, place[None, :, None], nobody, place.repeat(2)[None])
-        scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
-        bound = scale * float(wanted.abs().max())
         ways: list[LayoutWay] = ["attention"] if may_attend(self.model) else []
         if "flash" not in str(self.attention):
             ways.append("mask")
@@ -366,9 +362,14 @@ class ModelAdapter:
                 found = self.body(alone.repeat(1, 2, 1), self.inputs_for_layout(layout, self.inputs(), way=way))
             except (TypeError, ValueError, RuntimeError, AssertionError, IndexError):
                 continue
-            if torch.allclose(found.float(), wanted.repeat(1, 2, 1).float(), rtol=scale, atol=bound):
+            if self.close(found, wanted.repeat(1, 2, 1)):
                 return way
         return "none"
+
+    def close(self, found: Tensor, wanted: Tensor) -> bool:
+        """Are these the same but for rounding in the model's dtype?"""
+        scale = 2e-2 if self.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
+        return torch.allclose(found.float(), wanted.float(), rtol=scale, atol=scale * float(wanted.abs().max()))
 
     def probe_ids(self, last: int) -> Tensor:
         """[1, PROBE_LENGTH] ids spread over the vocabulary; `last` changes the last of them."""

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from asrd_kernels import dispatch
+from asrd_kernels import dispatch, leave_one_out_mask
 
 KEYWORD = "asrd_extra_rows"  # of the forward, on its way to `attend`
 _PREFIX = "asrd_extra_rows_over_"
@@ -48,11 +48,11 @@ class AttentionLayout:
         """[B, L + W] bool: the positions that every row behind the canvas may see."""
         return torch.cat([self.real, self.shared], dim=1)
 
-    def of(self, rows: Tensor, extra: int) -> AttentionLayout:
-        """That of some rows of the batch [R] and the first `extra` rows behind their canvases."""
+    def of(self, rows: Tensor | None, extra: int) -> AttentionLayout:
+        """That of some rows of the batch [R] (None: of all) and the first `extra` rows behind their canvases."""
         width = self.real.shape[1] + extra
-        parts = (self.real[rows], self.excluded[rows, :extra], self.shared[rows, :extra])
-        return AttentionLayout(*parts, self.positions[rows, :width])
+        parts = (self.real, self.excluded[:, :extra], self.shared[:, :extra], self.positions[:, :width])
+        return AttentionLayout(*(parts if rows is None else (part[rows] for part in parts)))
 
     def repeat(self, copies: int) -> AttentionLayout:
         """For so many copies of the batch."""
@@ -82,6 +82,11 @@ class ExtraRows:
     canvas_mask: Tensor | None  # attention mask of the rows before them, in the implementation's own form
     impl: str
 
+    @cached_property
+    def seen(self) -> Tensor:
+        """[B, W, L + W] bool: the keys that each of the rows sees, the same in every layer."""
+        return leave_one_out_mask(self.excluded, self.keys)
+
 
 def attend(
     under: str,
@@ -110,7 +115,7 @@ def attend(
     )  # fmt: skip
     own = dispatch.leave_one_out_attention(
         query[:, :, queries:], key, value, rows.excluded.to(key.device), rows.keys.to(key.device),
-        query.shape[3] ** -0.5 if scaling is None else scaling, rows.impl,
+        query.shape[3] ** -0.5 if scaling is None else scaling, rows.impl, lambda: rows.seen.to(key.device),
     )  # fmt: skip
     return torch.cat([plain, own.transpose(1, 2)], dim=1), None
 

@@ -14,6 +14,15 @@ Json = Mapping[str, Any]
 
 # Field of the original config -> (its default there, the values that transformers' class can express).
 Fixed = Mapping[str, tuple[Any, tuple[Any, ...]]]
+SIZES = (  # as Qwen-like configs name them
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from asrd.models.plan import (
+    SIZES,
     Fixed,
     Json,
     Plan,
@@ -82,15 +83,6 @@ DREAM_FIXED: Fixed = {
     "use_mrope": (False, (False,)),
     "rope_scaling": (None, (None,)),
 }
-DREAM_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-)
 
 
 def translation_of(raw: Json, source: str, trust_remote_code: bool) -> Callable[[Json], Plan] | None:
@@ -177,7 +169,7 @@ def plan_dream(raw: Json) -> Plan:
     refuse_what_cannot_be_expressed(raw, DREAM_FIXED, "Qwen2ForCausalLM")
     config = checked(
         Qwen2Config,
-        **{name: size(raw, name) for name in DREAM_SIZES},
+        **{name: size(raw, name) for name in SIZES},
         rms_norm_eps=required(raw, "rms_norm_eps"),
         tie_word_embeddings=raw.get("tie_word_embeddings", False),
         **common_fields(raw, logits_shift=True),

@@ -15,6 +15,7 @@ from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3Config, Qwen3Fo
 from transformers.core_model_loading import Concatenate, MergeModulelist, Split, WeightConverter, WeightRenaming
 
 from asrd.models.plan import (
+    SIZES,
     Fixed,
     Json,
     Plan,
@@ -31,16 +32,6 @@ log = logging.getLogger("asrd")
 
 BLOCK_TYPES = ("sdar", "llada2_moe")
 NATIVE = ("sdar", "llada2", "llada21")
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
 SDAR_FIXED: Fixed = {
     "hidden_act": ("silu", ("silu",)),
     "rope_scaling": (None, (None,)),
@@ -69,7 +60,7 @@ LLADA2_FIXED: Fixed = {
     "norm_topk_prob": (True, (True,)),
     "quantization_config": (None, (None,)),  # its module names would be the original ones
 }
-LLADA2_SIZES = ("moe_intermediate_size", "num_experts_per_tok", "n_group", "topk_group")
+LLADA2_SIZES = ("head_dim", "moe_intermediate_size", "num_experts_per_tok", "n_group", "topk_group")
 LLADA2_KEYS = {
     "model.word_embeddings": "model.embed_tokens",
     "model.layers.{i}.attention.dense": "model.layers.{i}.self_attn.o_proj",
@@ -115,10 +106,10 @@ def with_block_length(raw: Json, asked: int | None) -> dict[str, Any]:
 
 def plan_sdar(raw: Json) -> Plan:
     refuse_what_cannot_be_expressed(raw, SDAR_FIXED, "Qwen3ForCausalLM")
-    bias, tied = bool(raw.get("attention_bias", False)), bool(raw.get("tie_word_embeddings", False))
+    bias, tied = bool(raw.get("attention_bias", False)), _tied(raw)
     config = checked(
         Qwen3Config,
-        **{name: size(raw, name) for name in SIZES},
+        **{name: size(raw, name) for name in (*SIZES, "head_dim")},
         rms_norm_eps=required(raw, "rms_norm_eps"),
         attention_bias=bias,
         tie_word_embeddings=tied,

@@ -43,7 +43,7 @@ class Metrics:
 
     def ended(self, result: Result) -> None:
         """An answer is there, or was cancelled."""
-        self.steps.inc(result.steps)
+        self.steps.inc(result.forwards)
         self.cancelled.inc(result.finish_reason == "cancelled")
         for name, counter in self.counts.items():
             counter.inc(getattr(result, name))

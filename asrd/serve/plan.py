@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from asrd.memory import keep_freed_memory
 from asrd.models import load
 from asrd.serve.limits import Limits
 
@@ -36,6 +37,7 @@ class Plan:
         from asrd.serve.service import Service
 
         logging.getLogger("asrd.serve").setLevel(logging.INFO)
+        keep_freed_memory()
         model, tokenizer = load(self.model, **self.load)
         service = Service(model, tokenizer, self.name, self.slots, self.limits, self.settings)
         return service, make_app(service, self.api_key, self.anyone, self.log_prompts, self.page)

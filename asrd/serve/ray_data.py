@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from asrd.many import Engine, Result
+from asrd.memory import keep_freed_memory
 from asrd.models import load
 
 
@@ -31,6 +32,7 @@ class Decode:
     """A worker: an engine, and batches of requests through it."""
 
     def __init__(self, job: Job) -> None:
+        keep_freed_memory()
         model, tokenizer = load(job.model, **job.load)
         self.engine = Engine(model, tokenizer, job.slots, chat=job.chat, **job.settings)
 

@@ -63,10 +63,10 @@ class Choice:
     def details(self) -> dict[str, Any]:
         """What it cost."""
         found = {"forward_passes": 0, "tokens_per_forward": 0.0, "drafted": 0, "revoked": 0, "anchors": 0, "edited": 0}
-        if self.result is not None and self.result.steps:
+        if self.result is not None and self.result.forwards:
             found |= {name: getattr(self.result, name) for name in ("drafted", "revoked", "anchors", "edited")}
-            found["forward_passes"] = self.result.steps
-            found["tokens_per_forward"] = round(self.completion_tokens / self.result.steps, 4)
+            found["forward_passes"] = self.result.forwards
+            found["tokens_per_forward"] = round(self.completion_tokens / self.result.forwards, 4)
         return found
 
 

@@ -31,7 +31,10 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "native, store merged": {"decoder": "native", "strategy": "dynamic"},
     "native joint (LLaDA2.1)": {"decoder": "native", "strategy": "joint"},
     "threshold": {"decoder": "threshold"},
-    "factor": {"decoder": "factor"},
+    "factor 1": {"decoder": "factor", "factor": 1.0},
+    "factor 2": {"decoder": "factor", "factor": 2.0},
+    "loo 2, apart": {"decoder": "loo", "factor": 2.0, "boundary": "apart"},
+    "loo 2, fused": {"decoder": "loo", "factor": 2.0},
     "asrd, apart": {"decoder": "asrd", "strategy": "dynamic", "boundary": "apart"},
     "asrd, store merged": {"decoder": "asrd", "strategy": "dynamic", "boundary": "merged"},
     "asrd, fused": {"decoder": "asrd", "strategy": "dynamic"},
@@ -72,7 +75,7 @@ def compare(model: Any, problems: list[Problem], threshold: float) -> list[dict[
     for problem in tqdm(problems, desc="problems", leave=False):
         ids = torch.tensor([prompt_ids(problem)])
         for name, settings in CONTENDERS.items():
-            chosen = settings if settings["decoder"] == "factor" else settings | {"threshold": threshold}
+            chosen = settings if "factor" in settings else settings | {"threshold": threshold}
             out, seconds = run(model, ids, problem.response_length, chosen)
             right = grade(problem, out.sequences[0, ids.shape[1] :].tolist())
             row = (right, int(out.forwards), int(out.steps), int(out.computed), seconds)

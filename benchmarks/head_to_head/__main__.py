@@ -82,7 +82,7 @@ def main(words: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     reruns: list[str] = []
     if "tiny" in stages:
-        for batch, threads, rounds in tiny_cases(quick, arguments.threads, arguments.short):
+        for batch, threads, rounds in tiny_cases(quick, arguments.threads):
             work = partial(on_tiny.time_settings, chosen, batch, threads, rounds, plain_steps=6 if quick else None)
             name = f"tiny, batch {batch}, {threads} thread(s)"
             rows += page.tiny_rows(chosen, store.get(name, [chosen, batch, threads, rounds], work), batch, threads)
@@ -114,12 +114,12 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def tiny_cases(quick: bool, threads: int, short: bool = False) -> list[tuple[int, int, int]]:
+def tiny_cases(quick: bool, threads: int) -> list[tuple[int, int, int]]:
     """Batch, threads and rounds. At batch 1 so small a model may be faster with one thread, so both are measured."""
     if quick:
         return [(1, threads, 1), (2, threads, 1)]
     single = [(1, number, 12) for number in dict.fromkeys((1, threads))]
-    return single if short else [*single, (on_tiny.BATCH, threads, 3)]
+    return [*single, (on_tiny.BATCH, threads, 3)]
 
 
 def rerun_fastest(

@@ -64,8 +64,10 @@ SHORT: Plan = [  # the decoders as one would use them
     ("standard", {}),
     ("standard", {"kv_cache": "dual"}),
     ("threshold", {"threshold": 0.9, "kv_cache": "dual"}),
+    ("asrd", {"threshold": 0.9, "kv_cache": "dual"}),
     ("asrd", TUNED | {"kv_cache": "dual"}),
-    ("wino", {"threshold": 0.6, "kv_cache": "dual"}),
+    *(("wino", {"threshold": bound, "kv_cache": "dual"}) for bound in (0.6, 0.8)),
+    ("saber", {"saber_n": 2}),
     *(("factor", {"factor": factor, "kv_cache": "dual"}) for factor in (1.0, 2.0, 3.0)),
     *(("loo", {"factor": factor, "kv_cache": "dual"}) for factor in (2.0, 3.0)),
 ]

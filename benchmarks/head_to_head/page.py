@@ -92,7 +92,8 @@ def conclusions(rows: Sequence[Row], entries: Sequence[dict[str, Any]]) -> list[
     said = []
     for batch, threads in dict.fromkeys((row["batch"], row["threads"]) for row in rows if row["model"] == "tiny"):
         mine = [row for row in rows if (row["model"], row["batch"], row["threads"]) == ("tiny", batch, threads)]
-        said.append(_conclusion_on_tiny(mine, f"batch {batch}, {threads} thread(s)", entries[0]))
+        where = f"batch {batch}, {threads} thread(s)"
+        said += [_conclusion_on_tiny(mine, where, entries[0]), loo_sentence(mine, where)]
     wide = [row for row in rows if row["model"] == "wide" and row["batch"] == 1 and row["length"] == 256]
     if wide:
         first, second = _first_two(wide)
@@ -101,7 +102,7 @@ def conclusions(rows: Sequence[Row], entries: Sequence[dict[str, Any]]) -> list[
             f" {_speed(first)}, {_against(first, second)}. Random weights have no accuracy; a cache without kv_refresh"
             " is refreshed only when the block changes, even where that costs accuracy on `tiny`."
         )
-    return said
+    return [sentence for sentence in said if sentence]
 
 
 def _conclusion_on_tiny(rows: Sequence[Row], where: str, standard: dict[str, Any]) -> str:
@@ -122,6 +123,21 @@ def _conclusion_on_tiny(rows: Sequence[Row], where: str, standard: dict[str, Any
         elif cached:
             sentence += " No setting of ASRD with a cache had equal accuracy."
     return sentence
+
+
+def loo_sentence(rows: Sequence[Row], where: str) -> str:
+    """The fastest `loo` of equal accuracy against the fastest of each other decoder, ratios within each round."""
+    best: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: -row["ratio"]):
+        if row["equal_accuracy"]:
+            best.setdefault(row["decoder"], row)
+    if "loo" not in best:
+        return ""
+    ours, said = best.pop("loo"), []
+    for row in best.values():
+        leads = [a / b for a, b in zip(ours["speeds"], row["speeds"], strict=True)]
+        said.append(f"{statistics.median(leads):.2f} times {name_of(row)} ({min(leads):.2f} - {max(leads):.2f})")
+    return f"On `tiny`, {where}, {_speed(ours)}; of the others at equal accuracy: " + (", ".join(said) or "none") + "."
 
 
 def _first_two(rows: Sequence[Row]) -> tuple[Row, Row | None]:

@@ -20,6 +20,7 @@ import torch
 
 import asrd
 from asrd.lab.tiny.task import held_out
+from asrd.memory import keep_freed_memory
 from benchmarks.serve import plots
 from benchmarks.serve.client import Client
 from benchmarks.serve.process import Server, server
@@ -33,6 +34,7 @@ class Bare:
     """The engine without a server, all slots busy."""
 
     def __init__(self, prompts: Sequence[str], slots: int) -> None:
+        keep_freed_memory()  # as the server does
         self.model, self.tokenizer = asrd.load("tiny")
         self.prompts, self.slots = prompts, slots
 

@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 from asrd.cli import main as asrd
 from benchmarks.trace.viewer_time import FLAGS
 
-SIZE = {"width": 1280, "height": 860}
+SIZE = {"width": 1280, "height": 960}
 
 
 def main() -> None:

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import asrd
+from asrd.engine import loop
 from asrd.engine.caches import blocks
 from asrd.engine.caches.block_layer import BlockCache
 from asrd.engine.caches.blocks import BlockBody
 from asrd.models.adapter import ModelAdapter
 from tests.support.block_models import BlockSpec, block_logits, block_model
+from tests.support.fake_gpu import FakeGpu
 
 SETTINGS: list[dict[str, Any]] = [
     {"decoder": "threshold", "threshold": 0.6},
@@ -22,6 +25,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"decoder": "native", "strategy": "joint", "threshold": 0.5, "editing_threshold": 0.4, "max_post_steps": 3},
     {"decoder": "asrd", "threshold": 0.4},
     {"decoder": "asrd", "strategy": "joint", "threshold": 0.4, "editing_threshold": 0.4, "max_post_steps": 3},
+    {"decoder": "loo", "factor": 2.0, "threshold_back": 1.0},
 ]
 names = lambda settings: "-".join([settings["decoder"], *([settings["strategy"]] if "strategy" in settings else [])])  # noqa: E731
 
@@ -32,6 +36,13 @@ def prompt(length: int, seed: int = 0) -> Tensor:
 
 def decode(model: Any, ids: Tensor, mask: Tensor | None = None, **settings: Any) -> Any:
     return asrd.fast_generate(model, ids, mask, **{"max_new_tokens": 13, "return_dict_in_generate": True} | settings)
+
+
+def wanted_rows(hidden: Tensor, prompt: int, decoder: Any) -> Tensor:
+    """What is read of the hidden states: at witnesses where a position has one."""
+    row, position = decoder.wanted().nonzero(as_tuple=True)
+    read_at = decoder.read_at()
+    return hidden[row, position + prompt if read_at is None else read_at[row, position]]
 
 
 class Spy:
@@ -47,7 +58,7 @@ class Spy:
                 body.stored.zero_()
                 body.kept.fill_(-1)
             hidden = call(body, decoder)
-            self.hidden.append(hidden[:, body.request.prompt.shape[1] :][decoder.wanted()].clone())
+            self.hidden.append(wanted_rows(hidden, body.request.prompt.shape[1], decoder).clone())
             return hidden
 
         def counted(body: BlockBody, *arguments: Any) -> None:
@@ -62,7 +73,7 @@ class Spy:
 @pytest.mark.parametrize("block", [2, 4])
 def test_the_cache_is_exact_bit_for_bit_in_float64(settings: dict[str, Any], block: int) -> None:
     """One step a forward: what is fused equals what is merged by tests/decoders/test_block_boundary.py."""
-    settings = settings | ({"boundary": "merged"} if settings["decoder"] == "asrd" else {})
+    settings = settings | ({"boundary": "merged"} if settings["decoder"] in ("asrd", "loo") else {})
     for seed, length in enumerate((1, block, 2 * block + 1)):
         model, ids = block_model(BlockSpec(seed=seed, block=block)), prompt(length, seed)
         with pytest.MonkeyPatch.context() as patch:
@@ -94,6 +105,56 @@ def test_the_hidden_states_are_those_of_the_whole_forward_without_a_cache() -> N
         logits = model.lm_head(hidden)
         logits[:, 19] = -torch.inf
         assert torch.allclose(logits.softmax(1), whole.softmax(1), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=names)
+def test_with_the_fixed_shapes_of_a_gpu_the_tokens_are_the_same(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unused slots, late copies, recorded parts of a step: by a stand-in for the device."""
+    model = block_model(BlockSpec(seed=4))
+    ids, mask = torch.cat([prompt(11, row) for row in range(3)]), torch.ones(3, 11, dtype=torch.int64)
+    mask[0, :3] = mask[2, :7] = 0
+    ways: list[dict[str, Any]] = [{}, {"boundary": "apart"}, {"observers": [lambda state: None]}]
+    for way in ways:
+        wanted = decode(model, ids, mask, max_new_tokens=25, **settings | way)
+        for graphs in (False, True):
+            gpu = FakeGpu()
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "find_gpu", lambda device, gpu=gpu: gpu)
+                patch.setattr(loop, "select_wanted", loop.select_slots)
+                found = decode(model, ids, mask, max_new_tokens=25, cuda_graph=graphs, **settings | way)
+            for name in ("sequences", "steps", "drafted", "revoked", "anchors", "edited", "computed", "forwards"):
+                assert torch.equal(found[name], wanted[name]), (name, way, graphs)
+            assert (gpu.count("replay") > 0) == graphs
+
+
+def test_requests_that_come_and_go_are_decoded_by_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, gpu = block_model(BlockSpec(seed=2)), FakeGpu()
+    jobs = [(prompt(length, length)[0].tolist(), new) for length, new in ((3, 9), (6, 5), (8, 17), (1, 8), (7, 12))]
+    for settings in SETTINGS:
+        alone = [decode(model, torch.tensor([ids]), max_new_tokens=new, **settings) for ids, new in jobs]
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "find_gpu", lambda device: gpu)
+            patch.setattr(loop, "select_wanted", loop.select_slots)
+            engine = asrd.Engine(model, slots=2, cuda_graph=True, **settings)
+            handles = [engine.submit(ids, max_new_tokens=new) for ids, new in jobs]
+            list(engine.run())
+        for handle, wanted, (ids, _) in zip(handles, alone, jobs, strict=True):
+            assert handle.result is not None
+            assert handle.result.tokens == wanted.sequences[0, len(ids) :].tolist()
+            assert (handle.result.steps, handle.result.forwards) == (int(wanted.steps), int(wanted.forwards))
+    assert gpu.count("replay") > 0
+
+
+def test_forwards_are_counted_as_without_observers() -> None:
+    model, ids = block_model(BlockSpec(seed=2)), torch.cat([prompt(7), prompt(7, 1)])
+    for settings in SETTINGS:
+        alone, watched = (decode(model, ids, observers=some, **settings) for some in ([], [lambda state: None]))
+        for name in ("sequences", "steps", "forwards"):
+            assert torch.equal(alone[name], watched[name]), name
+        checks = settings["decoder"] in ("asrd", "loo")
+        assert bool((alone.forwards < alone.steps).any()) == checks, settings
 
 
 @pytest.mark.parametrize("moe", [False, True], ids=["qwen3", "glm4moe"])
@@ -250,6 +311,28 @@ def test_the_block_length_is_the_models_own_unless_another_is_asked_for(caplog: 
     decode(model, ids, decoder="threshold", block_length=8, observers=see)
     assert lengths[-1] == 19
     assert "trained with blocks of 4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("logits_shift", True, "shifted logits are not supported"),
+        ("asrd_native", "sdar2", "expected one of sdar, llada2, llada21"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused(field: str, value: Any, said: str) -> None:
+    model = block_model()
+    setattr(model.config, field, value)
+    with pytest.raises(ValueError, match=said):
+        decode(model, prompt(5), decoder="threshold")
+
+
+def test_a_model_with_sliding_attention_is_refused() -> None:
+    fields = block_model().config.to_dict()
+    del fields["layer_types"]
+    config = Qwen3Config(**fields | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1})
+    with pytest.raises(ValueError, match="attention is not full in all layers"):
+        decode(Qwen3ForCausalLM(config).eval(), prompt(5), decoder="threshold")
 
 
 def test_a_model_that_does_not_keep_to_the_cache_is_refused() -> None:

@@ -83,7 +83,7 @@ class Forgetful(TableModel):
 
 def test_models_that_do_not_keep_to_a_cache_are_found_out() -> None:
     what_to_do = ": load the checkpoint with asrd.load, or leave kv_cache out"
-    refused(rf"Forgetful, which does not read past_key_values .*{what_to_do}", Forgetful(TableSpec(seed=1)))
+    refused(rf"Forgetful, which does not read masks and past_key_values .*{what_to_do}", Forgetful(TableSpec(seed=1)))
     llada, dream = randomise(LLaDAModelLM(LLaDAConfig()), 1), randomise(DreamModel(DreamConfig()), 1)
     refused(rf"LLaDAModelLM, which takes no position_ids{what_to_do}", llada)
     refused(rf"DreamModel, which .*past_key_values.*{what_to_do}", dream)

@@ -120,7 +120,7 @@ def test_asrd_without_guidance_and_verification_is_the_native_decoder(joint: boo
         ({"decoder": "native", "denoising_steps": 9}, "more than the block length"),
         ({"decoder": "native", "strategy": "joint", "denoising_steps": 2}, "not a setting of strategy='joint'"),
         ({"decoder": "asrd", "strategy": "static"}, "expected 'dynamic'"),
-        ({"decoder": "loo"}, "needs full attention"),
+        ({"decoder": "loo", "threshold": 0.5}, "two rules for the same choice"),
     ],
 )
 def test_settings_of_another_strategy_are_refused(given: dict[str, Any], said: str) -> None:

@@ -27,6 +27,7 @@ from asrd.decoders import DECODERS
 from asrd.eval.generations import read_lines
 from asrd.eval.paper import Figures, figures, paper_name
 from asrd.eval.presets import PRESETS, entries
+from asrd.eval.report import conditions
 from asrd.eval.run import Cell, Scored
 from asrd.eval.summary import by_metric, paired, summarise
 from asrd.lab.compare.aup import aup
@@ -236,6 +237,9 @@ def test_block_models_run_with_their_native_decoder_as_baseline(tmp_path: Path) 
     assert main([*command, "--benchmarks", "GSM8K", "--set", "max_new_tokens=32", "--out", str(out)]) == 0
     native, asrd = json.loads((out / "results.json").read_text())["results"]
     assert (native["decoder"], native["speed"], native["difference"]) == ("native", 1.0, None)
+    assert "editing_threshold 0.9, max_post_steps 16, num_to_transfer 1" in (out / "results.md").read_text()
+    for line in json.loads((out / "record.json").read_text())["settings"]:  # the model's own, not ours
+        assert (line["settings"]["threshold"], line["settings"]["block_length"]) == (0.95, 32)
     assert asrd["speed"] is not None
     assert asrd["difference"] is not None
 
@@ -311,10 +315,14 @@ def test_eight_problems_of_each_benchmark_resume_after_a_kill_with_the_same_resu
         (["--preset", "paper-main", "--lengths", "300"], "--lengths 300: the table has 256, 512"),
         (["--preset", "paper-main", "--benchmarks", "MMLU"], "--benchmarks MMLU: the table has HumanEval"),
         (["--preset", "paper-multiseed", "--set", "temperature=0"], "would be the same decode"),
+        (["--preset", "paper-main", "--model", "tiny-block"], "no table of block-diffusion models, and tiny-block is"),
+        (["--preset", "paper-block-models"], "no table of models with full attention, and tiny is one"),
+        (["--tasks", "packaged", "--max-length", "40"], "max_new_tokens=96 leaves no room for a prompt in 40 tokens"),
         (["--tasks", "packaged", "--lengths", "256"], "--lengths takes a part of a table"),
         (["--repeat", "nowhere", "--limit", "3"], "--repeat and --limit"),
         (["--tasks", "humaneval"], "--allow-code-execution"),
         (["--tasks", "packaged", "--data", "nowhere"], "--data nowhere: there is no such folder"),
+        (["--tasks", "packaged,"], "--tasks 'packaged,': a name is missing"),
         (["--tasks", "packaged", "--limit", "0"], "--limit 0: expected at least 1"),
         (["--tasks", "packaged", "--set", "decoder=wino"], "--set decoder"),
         (["--repeat", "nowhere"], "--repeat nowhere"),
@@ -399,6 +407,11 @@ def test_multiple_choice_is_run_once_by_likelihood_with_what_was_drawn_in_the_re
     assert len(records) == 4
     (row,) = summarise([found])
     assert (row.metric, row.forwards, row.score) == ("acc, none", None, 1.0)
+    said = conditions([row], about)
+    assert said[0].startswith(
+        "own: acc, none; 0 shots; no chat template; likelihood by 4 draws in batches of 4, guidance 0.0"
+    )
+    assert not any(line.startswith("asrd on") for line in said)
 
 
 def choices() -> Any:

@@ -85,7 +85,7 @@ def test_drafts_are_shown_while_they_change() -> None:
 
     chat = new_chat()
     chat.answer("ab", Drafts(chat.tokenizer, Screen()))  # type: ignore[arg-type]
-    assert len(frames) == chat.steps
+    assert len(frames) == chat.forwards
     assert frames[-1].strip() == chat.messages[1]["content"]
     assert "forward passes" in printed(chat, "ca", live=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from asrd.lab.progress import Progress
 from asrd.lab.tiny.export import export
 from asrd.lab.tiny.language import EOS, MASK, PAD, SPECIAL, VOCABULARY
 from asrd.lab.tiny.model import Shape, TinyModel
+from asrd.models.source import PACKAGED_NAMES
 
 ROOT = Path(__file__).parents[2]
 OWN = """
@@ -114,6 +116,7 @@ def test_what_the_parser_names_is_what_there_is() -> None:
     assert ",".join(runtime.DECODERS) == diagnose_options.RUNTIME_DECODERS
     assert set(diagnose_options.KINDS) == set(annotations.INSTRUCTIONS)
     assert diagnose_options.LONGEST == persistence.LONGEST
+    assert set(diagnose_options.STABILITY_MODELS.split(",")) < set(PACKAGED_NAMES)
 
 
 @pytest.mark.parametrize("library", ["libtorch_cpu", "tokenizers"])
@@ -342,6 +345,50 @@ def test_text_that_is_not_utf_8_is_named_and_a_byte_order_mark_is_no_word(
     file.write_bytes("\ufeffann has 3".encode())
     assert main(common) == 0
     assert "unknown" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line", "message"),
+    [
+        (["generate", "ann \udc80"], "", "prompt is not UTF-8 text: character 5"),
+        (["generate", "-"], "ann \udc80", "standard input is not UTF-8 text: character 5"),
+        (["trace", "ann \udc80"], "", "prompt is not UTF-8 text"),
+        (["generate", "--lines", "--file", "FILE"], "", "line 1: the prompt is not UTF-8 text"),
+    ],
+)  # a lone surrogate is what Python makes of such a byte in arguments, and in standard input where the locale is C
+def test_bytes_that_are_no_text_are_one_line(
+    arguments: list[str],
+    line: str,
+    message: str,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "x.jsonl").write_text(r'"ann \ud800"')
+    monkeypatch.setattr(sys, "stdin", io.StringIO(line))
+    assert main([str(tmp_path / "x.jsonl") if a == "FILE" else a for a in arguments] + ["--model", folder]) == 2
+    assert message in complaint(capsys)
+
+
+def test_devices_are_neither_read_nor_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As root, to take the place of /dev/null would be to remove it; /dev/full has no end."""
+    pipe, link, page = tmp_path / "pipe", tmp_path / "link.html", tmp_path / "page.html"
+    os.mkfifo(pipe)
+    for command in (["trace", "--out"], ["generate", "x", "--out"], ["compare", "--from", __file__, "--out"]):
+        target = tmp_path / "pipe.png" if command[0] == "compare" else pipe
+        if target != pipe:
+            os.mkfifo(target)
+        assert main([*command, str(target)]) == 2
+        assert "is a device, pipe or folder" in complaint(capsys)
+    with pytest.raises(ValueError, match="is a device, pipe or folder"):
+        write_text(pipe, "x")
+    assert pipe.is_fifo()
+    page.write_text("old")
+    link.symlink_to(page)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert page.read_text() == "new"
 
 
 # --- first tries ---

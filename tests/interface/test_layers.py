@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = (  # from the bottom to the top; parts of one layer may not import each other
     ("asrd_kernels",),
-    ("asrd.settings", "asrd.files"),
+    ("asrd.settings", "asrd.files", "asrd.memory"),
     ("asrd.config", "asrd.output"),
     ("asrd.models",),
     ("asrd.engine",),

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from asrd.lab.compare import RunSpec
-from asrd.lab.compare.frontier import Setting, aup, difference, page, read_problems, save_problems, sign_test
+from asrd.lab.compare.frontier import (
+    Setting,
+    aup,
+    difference,
+    holm,
+    join_problems,
+    page,
+    read_problems,
+    save_problems,
+    sign_test,
+)
 from asrd.lab.compare.presets import PRESETS
 from asrd.lab.tiny.task import held_out
 
@@ -38,6 +48,32 @@ def test_aup_is_the_weighted_area_of_d3llm() -> None:
 @pytest.mark.parametrize(("wins", "losses", "p"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (9, 2, 134 / 2048)])
 def test_the_sign_test_is_the_two_sided_binomial(wins: int, losses: int, p: float) -> None:
     assert sign_test(wins, losses) == sign_test(losses, wins) == pytest.approx(p)
+
+
+def test_p_values_are_corrected_for_their_number() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.02, 0.005, 0.9, 0.5]) == pytest.approx([0.06, 0.02, 1.0, 1.0])
+    assert holm([]) == []
+    loo, peer = setting("loo a=1", [1] * 8, 10), setting("peer a=1", [0] * 8, 10)
+    other = setting("other a=1", [1] * 8, 10)
+    text = page({"a": [loo, peer, other]}, "command")
+    assert "| 8 : 0 | 0.016 |" in text, "two comparisons: twice 2 / 256"
+    assert "| 0 : 0 | 1 |" in text
+
+
+def test_files_of_one_model_are_joined(tmp_path: Path) -> None:
+    loo, factor = (RunSpec(name, {"factor": 2.0}, ("factor",)) for name in ("loo", "factor"))
+    first, second, into = (tmp_path / name for name in ("a.csv", "b.csv", "all.csv"))
+    save_problems([loo], [records(True, 10)[:2]], first)
+    save_problems([factor, loo], [records(False, 12), records(True, 10)[1:]], second)
+    join_problems([first, second], into)
+    join_problems([into, second], into)
+    ours, peer = read_problems(into)
+    assert (ours.label, ours.problems, peer.problems) == ("loo factor=2.0", [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
+    assert (ours.edited, peer.right, peer.passes) == ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 0, 0], [12] * 6)
+    save_problems([loo], [records(True, 11)[:1]], second)
+    with pytest.raises(ValueError, match=r"loo factor=2.0\|passes is 11, 10 in a file before"):
+        join_problems([first, second], into)
 
 
 def test_a_peer_at_other_passes_is_mixed_from_its_neighbours() -> None:
@@ -72,7 +108,7 @@ def test_page_and_plot_are_made_from_the_files_alone(tmp_path: Path) -> None:
         [sys.executable, "-m", "asrd.lab.compare.frontier", *files, "--out", str(tmp_path / "out")], check=True
     )
     text = (tmp_path / "out" / "frontier.md").read_text()
-    assert text.count("| loo factor=2.0 | 10.0 | factor factor=2.0 | 10.0 | +83.3 ± 16.7 | 5 : 0 | 0.062 |") == 2
+    assert text.count("| loo factor=2.0 | 10.0 | factor factor=2.0 | 10.0 | 6 | +83.3 ± 16.7 | 5 : 0 | 0.062 |") == 2
     assert "| decoder | a | b |" in text
     assert (tmp_path / "out" / "frontier.png").read_bytes().startswith(b"\x89PNG")
 

@@ -16,7 +16,14 @@ from benchmarks.head_to_head.clock import Clock
 from benchmarks.head_to_head.loop import PlainLoop
 from benchmarks.head_to_head.on_tiny import sign_test, worth_timing
 from benchmarks.head_to_head.on_wide import BLOCK, Case, Contender, Wide, make_plan, time_once
-from benchmarks.head_to_head.page import conclusions, median_interval, rerun_sentence, tiny_rows, two_fastest
+from benchmarks.head_to_head.page import (
+    conclusions,
+    loo_sentence,
+    median_interval,
+    rerun_sentence,
+    tiny_rows,
+    two_fastest,
+)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +124,19 @@ def test_the_conclusion_names_the_fastest_at_equal_accuracy() -> None:
     (said,) = conclusions(tiny_rows(chosen, rounds, 1, 2), chosen)
     assert "is asrd (threshold=30.0)" in said
     assert "The fastest ASRD with a cache is asrd with the dual cache (kv_refresh=4)" in said
+
+
+def test_loo_is_compared_with_the_fastest_of_each_decoder_at_equal_accuracy() -> None:
+    def entry(decoder: str, factor: float, equal_accuracy: bool) -> dict[str, Any]:
+        return {"decoder": decoder, "cache": None, "settings": {"f": factor}, "equal_accuracy": equal_accuracy}
+
+    chosen = [entry("loo", 3.0, False), entry("loo", 2.0, True), entry("threshold", 1.0, True), entry("wino", 1, False)]
+    speeds = (1.0, 9.0, 6.0, 3.0, 8.0)  # LLaDA's loop first
+    rows = tiny_rows(chosen, [[{"tokens": 100, "seconds": 1 / speed} for speed in speeds]], batch=1, threads=1)
+    said = loo_sentence(rows, "batch 1")
+    assert "loo (f=2.0): 600 tokens/s, 6.0 times LLaDA's own loop" in said
+    assert said.endswith("others at equal accuracy: 2.00 times threshold (f=1.0) (2.00 - 2.00).")
+    assert loo_sentence(rows[2:], "batch 1") != loo_sentence(rows[3:], "batch 1") == ""
 
 
 def test_the_rerun_is_between_the_two_fastest_decoders_at_equal_accuracy() -> None:

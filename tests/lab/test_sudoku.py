@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,13 @@ import pytest
 import torch
 from torch import Generator
 
+import asrd
 from asrd.cli import main
+from asrd.lab.compare import RunSpec
+from asrd.lab.compare.measure import decode_batch
+from asrd.lab.sudoku import initialisation
 from asrd.lab.sudoku import train as training
-from asrd.lab.sudoku.data import as_batch, dataset, draw_batch, draw_masks, generated
+from asrd.lab.sudoku.data import as_batch, dataset, draw_batch, draw_masks, generated, load_or_generate
 from asrd.lab.sudoku.evaluate import score
 from asrd.lab.sudoku.puzzle import COUNT, ID, SCORING_FROM, VOCABULARY, Puzzle, as_text, held_out
 from asrd.lab.sudoku.tokenizer import build_tokenizer, save_tokenizer
@@ -23,6 +28,7 @@ from asrd.lab.tiny.language import EOS_ID, MASK_ID
 from asrd.lab.tiny.language import ID as WORD_IDS
 from asrd.lab.tiny.model import Shape, TinyModel
 from asrd.lab.tiny.tokenizer import build_tokenizer as words_tokenizer
+from asrd.models.source import packaged
 
 
 def is_solved(cells: str) -> bool:
@@ -138,6 +144,35 @@ def test_a_resumed_run_gives_the_same_weights(tmp_path: Path, monkeypatch: pytes
         training.train(replace(settings, seed=1), tmp_path / "parts", resume=True)
 
 
+def test_puzzles_are_added_to_a_file_that_was_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "puzzles.txt"
+    whole = load_or_generate(file, 3)
+    lines = file.read_text().splitlines()
+    file.write_text(lines[0] + "\n" + lines[1][:100])
+    assert torch.equal(load_or_generate(file, 3), whole)
+    assert file.read_text().splitlines() == lines
+    assert torch.equal(load_or_generate(file, 2), whole[:2])
+
+
+def test_the_initial_weights_know_row_column_and_box_and_what_they_exclude() -> None:
+    torch.manual_seed(0)
+    model = TinyModel(Shape(len(VOCABULARY), rope_theta=initialisation.THETA))
+    initialisation.prepare(model)
+    cells = [[list(map(int, puzzle.clues)), list(map(int, puzzle.solved))] for puzzle in held_out(4)]
+    batch = as_batch(torch.tensor(cells))
+    seen: list[torch.Tensor] = []
+    model.model.transformer.blocks[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    with torch.no_grad():
+        logits = model(torch.cat([batch.prompt, draw_masks(batch, Generator().manual_seed(0))], dim=1))[:, -90:]
+    for row, column in ((0, 0), (2, 8), (3, 0), (4, 5), (8, 8)):
+        for place in (1, 91):
+            found = seen[0][:, place + 10 * row + column, initialisation.CODES :][:, :27].unflatten(1, (3, 9)).argmax(2)
+            assert found.tolist() == [[row, column, row // 3 * 3 + column // 3]] * 4
+    digits = logits[:, :, ID["1"] : ID["1"] + 9].log_softmax(dim=2)
+    truth = (batch.response - ID["1"]).clamp(0, 8)[..., None]
+    assert digits.gather(2, truth)[batch.blank].mean() > -2.0, "better than guessing, which has -2.2"
+
+
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
@@ -169,3 +204,16 @@ def test_a_score_counts_solved_puzzles_and_passes(untrained: Path) -> None:
     found = score(model, held_out(2), 0.0)
     assert (found.right, found.forwards, found.problems) == (0.0, 1.0, 2)
     assert score(model, held_out(2)).forwards == 90
+
+
+def test_the_packaged_model_is_small_solves_puzzles_and_says_where_it_comes_from() -> None:
+    folder = packaged("tiny-sudoku")
+    assert folder is not None
+    assert (folder / "model.safetensors").stat().st_size < 2_100_000
+    training = json.loads((folder / "training.json").read_text())
+    assert training["command"].startswith("python -m asrd.lab.sudoku.train")
+    assert (training["dirty"], len(training["commit"])) == (False, 40)
+    model, tokenizer = asrd.load("tiny-sudoku")
+    assert find_task(tokenizer) is TASKS[1]
+    records = decode_batch(model, RunSpec("loo", {"factor": 1.0}), held_out(12))
+    assert sum(record["right"] for record in records) >= 3

@@ -9,7 +9,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from transformers import (
 from asrd.models import load
 from asrd.models.translate_blocks import plan_llada2, plan_sdar
 from tests.support.block_originals import BlockModel, LLaDA2Config, Mixture, SDARConfig, block_causal
-from tests.support.checkpoints import Weights, write
+from tests.support.checkpoints import Weights, wholly_in_float64, write
 from tests.support.remote_models import randomise
 
 LENGTH = 19  # no multiple of a block
@@ -88,28 +87,6 @@ def cached_logits(model: PreTrainedModel, block: int) -> Tensor:
         inputs = {"position_ids": part[None], "past_key_values": cache, "use_cache": True}
         found.append(model(some_ids()[:, part], **inputs).logits)
     return torch.cat(found, dim=1)
-
-
-def wholly_in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """transformers computes norms and RoPE in float32 even in a float64 model: let this one do without."""
-
-    def norm(module: Any, x: Tensor) -> Tensor:
-        return module.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon)
-
-    def rotary(theta: float, size: int, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        turns = position_ids[..., None] * theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-        return torch.cat([turns, turns], -1).cos(), torch.cat([turns, turns], -1).sin()
-
-    config: Any = model.config
-    rope = config.rope_parameters
-    size = int(config.head_dim * rope.get("partial_rotary_factor", 1.0))
-    module: Any
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = partial(norm, module)
-        if type(module).__name__.endswith("RotaryEmbedding"):
-            module.forward = partial(rotary, rope["rope_theta"], size)
-    return model
 
 
 # --- the logits are those of the original architecture --------------------------------------------------------------

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +38,7 @@ from transformers.masking_utils import flash_attention_mask
 
 from asrd.models import flash_is_usable, load, make_bidirectional, source, weights
 from asrd.models.translate import translation_of, with_token_ids
-from tests.support.checkpoints import write
+from tests.support.checkpoints import wholly_in_float64, write
 from tests.support.remote_models import DreamConfig, DreamModel, LLaDAConfig, LLaDAModelLM, randomise
 
 TOLERANCE = 1e-5
@@ -82,27 +81,6 @@ def original_logits(model: nn.Module, ids: Tensor, mask: Tensor | None, position
 def our_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
     logits: Tensor = model(ids, attention_mask=mask, position_ids=positions).logits
     return logits[torch.ones_like(ids).bool() if mask is None else mask.bool()]
-
-
-def wholly_in_float64(model: PreTrainedModel) -> PreTrainedModel:
-    """transformers computes norms and RoPE in float32 even in a float64 model: let this one do without."""
-
-    def norm(module: Any, x: Tensor) -> Tensor:
-        return module.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon)
-
-    def rotary(theta: float, size: int, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        turns = position_ids[..., None] * theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-        return torch.cat([turns, turns], -1).cos(), torch.cat([turns, turns], -1).sin()
-
-    config: Any = model.config
-    module: Any
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = partial(norm, module)
-        if type(module).__name__.endswith("RotaryEmbedding"):
-            size = config.hidden_size // config.num_attention_heads
-            module.forward = partial(rotary, config.rope_parameters["rope_theta"], size)
-    return model
 
 
 # --- the logits are those of the original architecture --------------------------------------------------------------
@@ -781,7 +759,7 @@ def test_the_mask_id_is_also_found_in_generation_config_and_tokenizer(tmp_path: 
 
 def test_packaged_names_mean_folders_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "__file__", str(tmp_path / "source.py"))
-    for name in ("tiny", "tiny-plain", "tiny-shift", "tiny-block"):
+    for name in ("tiny", "tiny-plain", "tiny-shift", "tiny-block", "tiny-sudoku"):
         with pytest.raises(ValueError, match=f"this build of asrd has no model '{name}'"):
             load(name)
     write(tmp_path / "packaged" / "tiny-shift", randomise(ORIGINALS["dream"](), seed=31))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import yaml
 
 import asrd
 from asrd.cli import main
@@ -188,6 +190,18 @@ def test_a_replica_whose_engine_fails_again_and_again_is_replaced(cluster: Any, 
     until(lambda: first not in processes(server, 1))  # Ray asks every 5 seconds, three times
     answer = server.client(max_retries=50).chat.completions.create(model="tiny", messages=chat(), max_tokens=24)
     assert answer.choices[0].message.content == alone(chat(), 24)[0]
+
+
+def test_the_cluster_of_the_docs_is_one_for_ray() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    config = yaml.safe_load(block)
+    validate_config(prepare_config(config))
+    config["head_node_typ"] = config.pop("head_node_type")
+    with pytest.raises(Exception, match="head_node_typ"):
+        validate_config(prepare_config(config))
 
 
 # --- the command line ------------------------------------------------------------------------------------------------

@@ -13,26 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.remote_models import QwenFields
+
 
 @dataclass
-class SDARConfig:
+class SDARConfig(QwenFields):
     """The fields of SDAR's config.json that the forward pass depends on, and its special ids."""
 
-    hidden_size: int = 32
     num_hidden_layers: int = 3
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
     head_dim: int = 16
-    intermediate_size: int = 48
-    vocab_size: int = 64
-    max_position_embeddings: int = 64
-    rope_theta: float = 1000000.0
-    rms_norm_eps: float = 1e-6
     attention_bias: bool = False
-    tie_word_embeddings: bool = False
-    mask_token_id: int = 60
-    eos_token_id: int = 59
-    pad_token_id: int = 59
     block_size: int = 4
 
     def to_json(self) -> dict[str, Any]:
@@ -55,15 +45,11 @@ class SDARConfig:
 
 
 @dataclass
-class LLaDA2Config:
+class LLaDA2Config(QwenFields):
     """The fields of LLaDA2's config.json that the forward pass depends on, and its special ids."""
 
-    hidden_size: int = 32
     num_hidden_layers: int = 3
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
     head_dim: int = 16
-    intermediate_size: int = 48
     moe_intermediate_size: int = 24
     num_experts: int = 16
     num_experts_per_tok: int = 4
@@ -72,15 +58,8 @@ class LLaDA2Config:
     topk_group: int = 2
     routed_scaling_factor: float = 2.5
     first_k_dense_replace: int = 1
-    vocab_size: int = 64
-    max_position_embeddings: int = 64
     rope_theta: float = 600000.0
     partial_rotary_factor: float = 0.5
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    mask_token_id: int = 60
-    eos_token_id: int = 59
-    pad_token_id: int = 59
     block_size: int = 8
 
     def to_json(self) -> dict[str, Any]:

@@ -82,8 +82,8 @@ class LLaDAConfig:
 
 
 @dataclass
-class DreamConfig:
-    """The fields of Dream's config.json that the forward pass depends on, and its special ids."""
+class QwenFields:
+    """What the config.json of Dream, SDAR and LLaDA2 have in common: sizes and special ids, by Qwen's names."""
 
     hidden_size: int = 32
     num_hidden_layers: int = 2
@@ -98,6 +98,12 @@ class DreamConfig:
     mask_token_id: int = 60
     eos_token_id: int = 59
     pad_token_id: int = 59
+
+
+@dataclass
+class DreamConfig(QwenFields):
+    """The fields of Dream's config.json that the forward pass depends on, and its special ids."""
+
     bos_token_id: int = 59
     use_cache: bool = False
     inner_dtype: torch.dtype = torch.float32

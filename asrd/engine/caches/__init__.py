@@ -1,5 +1,6 @@
 """KV caches: a step recomputes a part of the canvas and reuses the rest's K/V.
 
+stored    what all of them have in common
 For models with full attention, an approximation:
 
 schedule  which positions of a row a step recomputes ("prefix", "dual", refreshes)
@@ -12,6 +13,7 @@ support   which models, decoders and settings go together with a cache
 For block-diffusion models, exact:
 blocks       the open block of each row, on the K/V of the blocks before it
 block_layer  these K/V, in one buffer a layer
+block_behind  what a forward has behind its blocks: a block once more, witnesses
 block_support  which models, decoders and settings can be used there
 """
 
@@ -19,9 +21,10 @@ from asrd.engine.caches.block_support import refuse_block_settings, settle_block
 from asrd.engine.caches.blocks import BlockBody
 from asrd.engine.caches.body import CachedBody
 from asrd.engine.caches.fixed import FixedForwards, Part, plan
-from asrd.engine.caches.layer import CanvasCache, copy_lines
+from asrd.engine.caches.layer import CanvasCache
 from asrd.engine.caches.partial import PartialForward
 from asrd.engine.caches.schedule import Schedule
+from asrd.engine.caches.stored import copy_lines
 from asrd.engine.caches.support import require_cache
 
 __all__ = [

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
-from asrd.engine.caches.layer import copy_lines
+from asrd.engine.caches.stored import StoredCache, StoredLayer
 
 
 @dataclass
@@ -28,31 +26,20 @@ class Span:
     end: int = 0
 
 
-class BlockLayer(CacheLayerMixin):
+class BlockLayer(StoredLayer):
     """One attention layer's keys and values, [B, H, room, D]."""
-
-    is_sliding = False
 
     def __init__(self, room: int, span: Span) -> None:
         super().__init__()
         self.room, self.span = room, span
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Room for all rows."""
-        self.keys, self.values = (
-            new.new_zeros(self.span.total, new.shape[1], self.room, new.shape[3]) for new in (key_states, value_states)
-        )
-        self.is_initialized = True
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows, and positions of a row."""
+        return self.span.total, self.room
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the new K/V [R, H, W, D] and return all up to them, [R, H, end, D]: views if all rows take part."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
-        return self._update(self.keys, key_states), self._update(self.values, value_states)
-
-    def _update(self, stored: Tensor, new: Tensor) -> Tensor:
+    def write(self, stored: Tensor, new: Tensor) -> Tensor:
+        """All up to the new ones, [R, H, end, D]: views if all rows take part."""
         rows, first, width = self.span.rows, self.span.first, new.shape[2]
         if rows is None and isinstance(first, int):
             stored[:, :, first : first + width] = new
@@ -64,31 +51,16 @@ class BlockLayer(CacheLayerMixin):
         visible = stored[:, :, : self.span.end]
         return visible if rows is None else visible[rows.to(stored.device)]
 
-    def put(self, source: BlockLayer, rows: Tensor, slots: Tensor, size: int) -> None:
-        """Take over rows of another layer; this one has `size` of them."""
-        assert source.keys is not None
-        assert source.values is not None
-        if not self.is_initialized:
-            self.keys, self.values = (old.new_zeros(size, *old.shape[1:]) for old in (source.keys, source.values))
-            self.is_initialized = True
-        for new, old in ((self.keys, source.keys), (self.values, source.values)):
-            assert new is not None
-            copy_lines(old, rows, new, slots)
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Every query may see all that `update` returns."""
         return self.span.end, 0
-
-    def get_seq_length(self) -> int:
-        """No query comes after what is stored: positions are always given."""
-        return 0
 
     def get_max_length(self) -> int:
         """All there is room for."""
         return self.room
 
 
-class BlockCache(Cache):
+class BlockCache(StoredCache):
     """The layers of one model, with `room` positions a row. `aim` says what the coming forward brings."""
 
     def __init__(self, room: int) -> None:
@@ -99,10 +71,3 @@ class BlockCache(Cache):
     def aim(self, total: int, rows: Tensor | None, first: int | Tensor, end: int) -> None:
         """See `Span`."""
         self.span.total, self.span.rows, self.span.first, self.span.end = total, rows, first, end
-
-    def put(self, source: BlockCache, rows: Tensor, slots: Tensor, size: int) -> None:
-        """Take over rows of another cache, if it has any yet; this one has `size` of them."""
-        for number, layer in enumerate(source.layers):
-            if number == len(self.layers):
-                self.layers.append(self.layer_class_to_replicate())  # type: ignore[misc]
-            self.layers[number].put(layer, rows, slots, size)  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
 """What a decode on a block-diffusion model may be given; the model's own block length and threshold where nothing is.
 
-Whether the model keeps to masks, positions and K/V is found out by running it on a few tokens, once per model object.
+Whether the model keeps to masks, positions and K/V is found out as for other caches.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 
 from asrd.config import FIELDS, AsrdConfig, is_given
 from asrd.engine.caches.block_layer import BlockCache
+from asrd.engine.caches.support import why_no_cache
 from asrd.engine.decoder import BLOCK_FIELDS, Decoder
 from asrd.models.adapter import ModelAdapter, evaluating
 from asrd.settings import DefaultFloat
@@ -32,7 +33,7 @@ def settle_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decod
     if not decoder.on_blocks:
         raise ValueError(
             f"decoder={config.decoder!r} needs full attention, but {name} is a block-diffusion model:"
-            " use 'native', 'threshold', 'factor' or 'asrd'"
+            " use 'native', 'threshold', 'factor', 'asrd' or 'loo'"
         )
     for field, neutral, why in (
         ("kv_cache", None, "the exact cache of finished blocks is always on"),
@@ -50,12 +51,14 @@ def settle_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decod
         )
     if not is_given(config.threshold):
         config.threshold = DefaultFloat(THRESHOLDS[adapter.native])
-    if adapter.capabilities.no_cache_reason is None:
-        adapter.capabilities.no_cache_reason = _reason(adapter)
-    if adapter.capabilities.no_cache_reason:
+    if reason := why_no_cache(adapter, _keeps_to_blocks):
         raise ValueError(
-            f"{name} cannot be decoded in blocks, for it is a model {adapter.capabilities.no_cache_reason}:"
-            " load the checkpoint with asrd.load"
+            f"{name} cannot be decoded in blocks, being a model {reason}: load the checkpoint with asrd.load"
+        )
+    if adapter.shift:
+        raise ValueError(
+            f"{name} has logits_shift=True: a position would be predicted from the block before it, which is final;"
+            " block-diffusion models with shifted logits are not supported"
         )
 
 
@@ -68,21 +71,9 @@ def refuse_block_settings(adapter: ModelAdapter, config: AsrdConfig) -> None:
             )
 
 
-def _reason(adapter: ModelAdapter) -> str:
-    """What is wrong with this model's way with masks, positions and K/V, or nothing."""
-    if not adapter.takes_positions:
-        return "that takes no position_ids"
-    try:
-        good = _keeps_to_blocks(adapter)
-    except (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
-        return f"that fails when it is given past_key_values ({type(error).__name__}: {' '.join(str(error).split())})"
-    return "" if good else "that does not read masks and past_key_values as transformers' own models do"
-
-
 @torch.no_grad()
 def _keeps_to_blocks(adapter: ModelAdapter) -> bool:
-    """Do blocks one by one, on the K/V of those before them, read as in one forward with a block-causal mask, and do
-    they read differently without one?"""
+    """Do blocks one by one, on the K/V of those before them, read as in one forward with a block-causal mask?"""
     embeds = adapter.table[adapter.probe_ids(0)]
     length, size = embeds.shape[1], PROBE_BLOCK
     place = torch.arange(length, device=embeds.device)[None]
@@ -99,6 +90,4 @@ def _keeps_to_blocks(adapter: ModelAdapter) -> bool:
         cache.aim(1, None, 0, length)
         visible = place[:, None, :] < (place // size + 1)[:, :, None] * size
         whole = adapter.body(embeds, adapter.block_inputs(cache, place, visible))
-    scale = 2e-2 if adapter.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    bound = scale * float(whole.abs().max())
-    return torch.allclose(torch.cat(found, 1).float(), whole.float(), rtol=scale, atol=bound)
+    return adapter.close(torch.cat(found, 1), whole)

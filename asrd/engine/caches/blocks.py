@@ -9,13 +9,14 @@ open block is the decoder's affair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asrd.engine.caches.block_behind import Behind, edited_block, witnesses
 from asrd.engine.caches.block_layer import BlockCache
 from asrd.engine.decoder import Decoder
 from asrd.engine.request import Request
@@ -24,14 +25,33 @@ from asrd.models.adapter import ModelAdapter
 CHUNK = 512  # positions of one forward, at most, before the open block's
 
 
+class Due(NamedTuple):
+    """The blocks from `first` to before `end` of a row, the last one open, and how many witnesses that has."""
+
+    row: int
+    first: int
+    end: int
+    witnesses: int
+
+
 class Part(NamedTuple):
-    """One forward: the blocks first, first + 1, ... of these rows, `width` of them; with `probe`, two of them and the
-    first once more, as the decoder edits it."""
+    """One forward: the blocks first, first + 1, ... of these rows, `width` of them, and so many witnesses of each; with
+    `probe`, two of them and the first once more, as the decoder edits it."""
 
     rows: list[int]
     first: list[int]
     width: int
+    witnesses: list[int]
     probe: bool = False
+
+
+class Checked(NamedTuple):
+    """The rows [B] bool whose last forward only checked their open block, and what there was before it."""
+
+    rows: Tensor
+    active: Tensor  # [B] int64
+    anchors: Tensor  # [B] int64, how many
+    tokens: Tensor  # [B, BL] int64, of the open block
 
 
 class BlockBody:
@@ -50,12 +70,19 @@ class BlockBody:
         self.computed = torch.zeros_like(self.stored)
         """[B] positions computed so far."""
         self.forwards = torch.zeros_like(self.stored)
-        """[B] forward passes so far."""
+        """[B] forward passes so far; with `watched` those that it takes without."""
         self.boundary = request.config.boundary if adapter.takes_block_mask else "apart"
-        if request.config.logprobs:
-            self.one_step_a_pass()
-        self.fused: tuple[Tensor, Tensor, Tensor] | None = None  # rows of the last forward, block and anchors before it
+        if self.boundary == "fused" and request.config.logprobs:
+            self.boundary = "merged"
+        self.watched = False
+        """Is every step to be made by itself, for observers? Tokens and steps do not change by it."""
+        self.checked: Checked | None = None
         self.hidden = torch.empty(0)
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of the K/V and hidden states."""
+        return self.cache.bytes + self.hidden.nbytes
 
     @property
     def starts(self) -> Tensor:
@@ -70,34 +97,79 @@ class BlockBody:
     def __call__(self, decoder: Decoder) -> Tensor:
         """Hidden states [B, L, D] of the canvas, fresh in the open blocks of the rows that are not done. The host looks
         once: which blocks are due?"""
-        opened = self.opened(decoder)
-        self._settle(decoder, opened)
-        fused = self._fusible(decoder, opened)
-        live, stored, ends, both = torch.stack([~decoder.state.done, self.stored, opened + 1, fused]).tolist()
-        due = [(row, stored[row], ends[row]) for row, on in enumerate(live) if on and not both[row]]
-        for part in self._parts(due):
-            self._forward(decoder, part)
-        rows = [row for row, on in enumerate(both) if on]
-        if rows:
-            self._forward(decoder, Part(rows, [stored[row] for row in rows], 2, probe=True))
-        self.fused = (fused, decoder.state.active.clone(), decoder.state.anchors.clone()) if rows else None
-        self.stored.copy_(torch.where(decoder.state.done, self.stored, opened))
+        self.compute(decoder, self.look(decoder).tolist())
         return self.hidden
 
-    def one_step_a_pass(self) -> None:
-        """For observers, who are shown every step by itself. Tokens and steps do not change by it."""
-        self.boundary = "merged" if self.boundary == "fused" else self.boundary
+    def look(self, decoder: Decoder) -> Tensor:
+        """[5, B] int64, what the host must know before the coming forwards: whether a row goes on, how many of its
+        blocks are stored, which block is behind the open one, how many witnesses that has, and whether it is fused."""
+        opened = self.opened(decoder)
+        self._settle(decoder, opened)
+        checked = decoder.witness_positions()
+        used = torch.zeros_like(opened) if checked is None else (checked < decoder.state.length).sum(1)
+        return torch.stack([~decoder.state.done, self.stored, opened + 1, used, self._fusible(decoder, opened)])
+
+    def compute(
+        self, decoder: Decoder, told: list[list[int]], open_blocks: Callable[[int], None] | None = None
+    ) -> None:
+        """The forwards of a step; told is what `look` says. open_blocks: does the rows of which nothing but the open
+        block is due, up to so many blocks, together."""
+        live, stored, ends, extra, both = told
+        due = [Due(row, stored[row], ends[row], extra[row]) for row, on in enumerate(live) if on]
+        fused = [item for item in due if both[item.row]]
+        plain = [item for item in due if self.watched or not both[item.row]]
+        if self.boundary == "apart":
+            waiting = [item._replace(end=item.end - 1, witnesses=0) for item in plain if item.end - item.first > 1]
+            self._forwards(decoder, waiting)
+            plain = [item._replace(first=item.end - 1) for item in plain]
+        alone = [item for item in plain if item.end - item.first == 1]
+        if open_blocks is not None and alone:
+            open_blocks(max(item.end for item in alone))
+            plain = [item for item in plain if item.end - item.first > 1]
+        self._forwards(decoder, plain)
+        opened, state, self.checked = self.opened(decoder), decoder.state, None
+        if fused:
+            if not self.watched:
+                rows, first, _, extra = map(list, zip(*fused, strict=True))
+                self._forward(decoder, Part(rows, first, 2, extra, probe=decoder.edits_embeddings))
+            tokens = self._tokens(decoder, self._positions(opened))
+            self.checked = Checked(self._fusible(decoder, opened), state.active.clone(), state.anchors.clone(), tokens)
+        self.stored.copy_(torch.where(state.done, self.stored, opened))
+
+    def open_blocks(self, decoder: Decoder, told: Tensor, blocks: int) -> None:
+        """The open blocks of all rows in one forward that sees so many blocks: its shapes depend on nothing else, and
+        the host looks at nothing. Rows of which more is due, or nothing, must be computed after it, or never again."""
+        live, stored, end, used, fused = told
+        size, opened, every = self.block, end - 1, torch.arange(told.shape[1], device=told.device)
+        positions = self._positions(opened)
+        columns = self._columns(positions)
+        embeds = self._embeds(decoder, every, positions, columns, edit=True)
+        checked, behind, keys = decoder.witness_positions(), None, blocks * size
+        if checked is not None:
+            behind = witnesses(decoder, every, self.starts, checked.shape[1], used)
+            embeds, columns = torch.cat([embeds, behind.embeds], 1), torch.cat([columns, behind.columns], 1)
+            keys = min(keys + behind.width, self.kept.shape[1])
+        self.cache.aim(len(every), None, opened * size, keys)
+        fresh = self.adapter.body(embeds, self._inputs(positions, keys, behind, whole=False))
+        self._keep(fresh, every, columns, columns.shape[1], decoder)
+        due = live if self.watched else live * (1 - fused)
+        if self.boundary != "apart":
+            due = due * (stored == opened)
+        self.computed.add_(due * (size + used))
+        self.forwards.add_(due)
 
     def ahead(self, decoder: Decoder) -> Tensor | None:
         """[B] bool, after a commit: the rows whose next block has been computed already, together with the check that
         their block has passed; None: there are none."""
-        if self.fused is None:
+        if self.checked is None:
             return None
-        fused, active, anchors = self.fused
-        state, self.fused = decoder.state, None
-        columns = self._positions(self.stored)
-        same = (self.kept.gather(1, columns) == self._tokens(decoder, columns)).all(1)
-        rows = fused & ~state.done & same & (state.active == active + 1) & (state.anchors == anchors)
+        rows, active, anchors, tokens = self.checked
+        state, self.checked = decoder.state, None
+        same = (self._tokens(decoder, self._positions(self.stored)) == tokens).all(1)
+        rows = rows & ~state.done & same & (state.active == active + 1) & (state.anchors == anchors)
+        if self.watched:
+            self.forwards -= rows.long()
+            return None
         return rows if bool(rows.any()) else None
 
     def _fusible(self, decoder: Decoder, opened: Tensor) -> Tensor:
@@ -122,29 +194,30 @@ class BlockBody:
         same = (self.kept.gather(1, columns) == self._tokens(decoder, columns)).all(1)
         self.stored.add_(behind & same)
 
-    def _parts(self, due: list[tuple[int, int, int]]) -> Iterator[Part]:
-        """The forwards of rows (row, first block, one past the last), the last block being the open one. Those that
-        wait to be stored go with it, or before it where that is asked for."""
+    def _forwards(self, decoder: Decoder, due: list[Due]) -> None:
+        """Blocks that wait to be stored go with the open one."""
         together = 1 if not self.adapter.takes_block_mask else max(CHUNK // self.block, 2)
-        if self.boundary == "apart":
-            yield from self._chunks([(row, first, end - 1) for row, first, end in due if end - first > 1], together)
-            due = [(row, end - 1, end) for row, _, end in due]
-        yield from self._chunks(due, together)
+        for part in self._chunks(due, together):
+            self._forward(decoder, part)
 
-    def _chunks(self, due: list[tuple[int, int, int]], together: int) -> Iterator[Part]:
+    def _chunks(self, due: list[Due], together: int) -> Iterator[Part]:
+        """So many blocks of a row at a time; witnesses go with the last of them."""
         while due:
-            widths = sorted({min(end - first, together) for _, first, end in due})
+            widths = sorted({min(item.end - item.first, together) for item in due})
             for width in widths:
-                group = [(row, first) for row, first, end in due if min(end - first, together) == width]
+                group = [item for item in due if min(item.end - item.first, together) == width]
                 for part in self._shared(group):
-                    yield Part([row for row, _ in part], [first for _, first in part], width)
-            due = [(row, first + together, end) for row, first, end in due if end - first > together]
+                    rows, first, end, witnesses = map(list, zip(*part, strict=True))
+                    last = [stop == begin + width for begin, stop in zip(first, end, strict=True)]
+                    here = [number * is_last for number, is_last in zip(witnesses, last, strict=True)]
+                    yield Part(rows, first, width, here)
+            due = [item._replace(first=item.first + together) for item in due if item.end - item.first > together]
 
-    def _shared(self, group: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    def _shared(self, group: list[Due]) -> list[list[Due]]:
         """Without a mask, rows share a forward only if they are at the same block."""
         if self.adapter.takes_block_mask:
             return [group]
-        return [[item for item in group if item[1] == first] for first in sorted({first for _, first in group})]
+        return [[item for item in group if item.first == first] for first in sorted({item.first for item in group})]
 
     def _forward(self, decoder: Decoder, part: Part) -> None:
         batch, size, device = len(self.stored), self.block, self.stored.device
@@ -153,24 +226,40 @@ class BlockBody:
         positions = first[:, None] * size + torch.arange(part.width * size, device=device)
         columns = self._columns(positions, rows)
         embeds = self._embeds(decoder, rows, positions, columns, edit=not part.probe)
+        self.computed[rows] += positions.shape[1]
+        behind: Behind | None = None
+        if part.probe:
+            behind = edited_block(decoder, rows, positions[:, :size], columns[:, :size])
+        elif any(part.witnesses):
+            number = torch.tensor(part.witnesses, device=device)
+            behind = witnesses(decoder, rows, self.starts[rows], max(part.witnesses), number)
+        same, last = len(set(part.first)) == 1, size
         end = (max(part.first) + part.width) * size
-        key = torch.arange(end + size * part.probe, device=device)
-        mask = key < (positions // size + 1)[:, :, None] * size
-        if part.probe:  # once more the first block, behind the others, which it does not see and which do not see it
-            again, last = positions[:, :size], key >= (positions[:, -1:] + 1)
-            probed = (key < again[:, :1]) | (last & (key < positions[:, -1:] + 1 + size))
-            embeds = torch.cat([embeds, decoder.embed_at(rows, columns[:, :size])], dim=1)
-            mask = torch.cat([mask, probed[:, None].expand(-1, size, -1)], dim=1)
-            positions, columns = torch.cat([positions, again], dim=1), torch.cat([columns, columns[:, :size]], dim=1)
-            end += size
-        same = len(set(part.first)) == 1
+        if behind is not None:
+            end, last = end + behind.width, last + behind.width
+            embeds, columns = torch.cat([embeds, behind.embeds], 1), torch.cat([columns, behind.columns], 1)
+            self.computed[rows] += behind.used
         every = None if len(rows) == batch else rows
         self.cache.aim(batch, every, part.first[0] * size if same else first * size, end)
-        visible = None if part.width == 1 and same else mask
-        fresh = self.adapter.body(embeds, self.adapter.block_inputs(self.cache, positions, visible))
-        self._keep(fresh, rows, columns, 2 if part.probe else 1)
-        self.computed[rows] += positions.shape[1]
+        fresh = self.adapter.body(embeds, self._inputs(positions, end, behind, part.width == 1 and same))
+        self._keep(fresh, rows, columns, last, decoder)
         self.forwards[rows] += 1
+
+    def _inputs(self, positions: Tensor, end: int, behind: Behind | None, whole: bool) -> dict[str, Any]:
+        """The arguments of a forward of blocks at these positions [R, N] besides the embeddings, which sees `end` keys.
+        whole: every query of the blocks sees all of these that are not of the rows behind them."""
+        size, places = self.block, positions
+        if behind is not None:
+            places = torch.cat([positions, behind.positions], dim=1)
+            if not self.adapter.takes_block_mask:
+                layout = behind.beside_flash(self.adapter, positions.shape[1], end, self.request.impl)
+                return self.adapter.block_inputs(self.cache, places, None) | layout
+        elif whole:
+            return self.adapter.block_inputs(self.cache, places, None)
+        visible = torch.arange(end, device=places.device) < (positions // size + 1)[:, :, None] * size
+        if behind is not None:
+            visible = torch.cat([visible, behind.visible(positions, size, end)], dim=1)
+        return self.adapter.block_inputs(self.cache, places, visible)
 
     def _embeds(self, decoder: Decoder, rows: Tensor, positions: Tensor, columns: Tensor, edit: bool) -> Tensor:
         """Clean embeddings, but for the open block, which the decoder may edit; and note which tokens they are of."""
@@ -186,13 +275,14 @@ class BlockBody:
         self.kept[rows[:, None], positions] = tokens
         return embeds
 
-    def _keep(self, fresh: Tensor, rows: Tensor, columns: Tensor, blocks: int) -> None:
-        """Hidden states of the last so many blocks."""
+    def _keep(self, fresh: Tensor, rows: Tensor, columns: Tensor, last: int, decoder: Decoder) -> None:
+        """Hidden states of the last so many positions; those of witnesses behind the canvas."""
         if len(self.hidden) == 0:
-            self.hidden = fresh.new_zeros(len(self.stored), self.canvas, fresh.shape[2])
-        width = blocks * self.block
-        last = columns[:, -width:].to(fresh.device)
-        self.hidden[rows[:, None].to(fresh.device), last] = fresh[:, -width:]
+            checked = decoder.witness_positions()
+            width = self.canvas + (0 if checked is None else checked.shape[1])
+            self.hidden = fresh.new_zeros(len(self.stored), width, fresh.shape[2])
+        here = columns[:, -last:].to(fresh.device)
+        self.hidden[rows[:, None].to(fresh.device), here] = fresh[:, -last:]
 
     def _positions(self, block: Tensor) -> Tensor:
         """[R, BL] the positions of a block of each row."""

@@ -5,6 +5,8 @@ Whether a model keeps to the cache it is given is found out by running it on a f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from asrd.config import AsrdConfig
@@ -27,17 +29,21 @@ def require_cache(adapter: ModelAdapter, config: AsrdConfig, decoder: type) -> N
             f"{cache} recomputes the active block only, but scope='sequence' wants every mask:"
             " use kv_cache='prefix' or scope='block'"
         )
-    if adapter.capabilities.no_cache_reason is None:
-        adapter.capabilities.no_cache_reason = _reason(adapter)
-    if adapter.capabilities.no_cache_reason:
+    if reason := why_no_cache(adapter, _keeps_to_cache):
         raise ValueError(
-            f"{cache} cannot be used with {type(adapter.model).__name__}, {adapter.capabilities.no_cache_reason}:"
+            f"{cache} cannot be used with {type(adapter.model).__name__}, {reason}:"
             " load the checkpoint with asrd.load, or leave kv_cache out"
         )
 
 
-def _reason(adapter: ModelAdapter) -> str:
-    """What is wrong with this model's way with a cache, or nothing."""
+def why_no_cache(adapter: ModelAdapter, keeps_to_it: Callable[[ModelAdapter], bool]) -> str:
+    """What is wrong with this model's way with a cache, or nothing; `keeps_to_it` finds out by running it, once."""
+    if adapter.capabilities.no_cache_reason is None:
+        adapter.capabilities.no_cache_reason = _reason(adapter, keeps_to_it)
+    return adapter.capabilities.no_cache_reason
+
+
+def _reason(adapter: ModelAdapter, keeps_to_it: Callable[[ModelAdapter], bool]) -> str:
     kinds = getattr(adapter.config, "layer_types", None) or _FULL
     windowed = getattr(adapter.config, "sliding_window", None) and getattr(adapter.config, "use_sliding_window", True)
     if any(kind not in _FULL for kind in kinds) or (kinds is _FULL and windowed):
@@ -45,10 +51,10 @@ def _reason(adapter: ModelAdapter) -> str:
     if not adapter.takes_positions:
         return "which takes no position_ids"
     try:
-        good = _keeps_to_cache(adapter)
+        good = keeps_to_it(adapter)
     except (TypeError, AttributeError, ValueError, RuntimeError, AssertionError, KeyError) as error:
         return f"which fails when it is given past_key_values ({type(error).__name__}: {' '.join(str(error).split())})"
-    return "" if good else "which does not read past_key_values as transformers' own models do"
+    return "" if good else "which does not read masks and past_key_values as transformers' own models do"
 
 
 @torch.no_grad()
@@ -68,10 +74,5 @@ def _keeps_to_cache(adapter: ModelAdapter) -> bool:
         due[0, :4] = due[1, 3:] = False
         cached.hidden.zero_()
         slices = cached.recompute(embeds, due)
-    scale = 2e-2 if adapter.table.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    here, bound = attention.bool().to(whole.device), scale * float(whole.abs().max())
-    due = due.to(whole.device)
-    return all(
-        torch.allclose(found[part].float(), whole[part].float(), rtol=scale, atol=bound)
-        for found, part in ((again, here), (slices, due))
-    )
+    here, due = attention.bool().to(whole.device), due.to(whole.device)
+    return all(adapter.close(found[part], whole[part]) for found, part in ((again, here), (slices, due)))

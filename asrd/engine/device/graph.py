@@ -151,8 +151,8 @@ def _say(reason: str) -> None:
 
 def why_not_captured(run: Run, decoder: Decoder, observers: Sequence[object]) -> str:
     """Why the steps of this decode cannot be a graph, or nothing."""
-    if run.request.starts is not None:
-        return "the rows of a block-diffusion model are at blocks of their own, which have no fixed shape yet"
+    if run.request.starts is not None and not run.adapter.takes_block_mask:
+        return "with FlashAttention the rows of a block-diffusion model share a forward only at the same block"
     if any(isinstance(observer, Inspector) for observer in observers):
         return "an observer looks into the steps"
     return "" if decoder.capturable else f"{type(decoder).__name__} says that its steps cannot be captured"

@@ -3,6 +3,8 @@
 
 Draws frontier.png and writes frontier.md: every setting with accuracy, forward passes and positions computed; paired
 differences at equal forward passes; AUP. The name of a file ends in the name of the model: frontier-tiny.csv.
+`--into docs/data/frontier-tiny.csv MORE/problems.csv` adds problems and settings to a file instead, so that a later
+session goes on with the problems that are missing (`asrd compare --first N`).
 
 AUP, accuracy under parallelism, is d3LLM's (https://github.com/hao-ai-lab/d3LLM): `aup` has the formula.
 """
@@ -13,7 +15,9 @@ import argparse
 import csv
 import math
 import random
+import shlex
 import statistics
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +33,14 @@ from asrd.lab.compare.report import wilson
 OURS = "loo"
 COLUMNS = {"right": "right", "passes": "steps", "tokens": "length", "rows": "rows", "edited": "edited"}
 """Column of the CSV: field of a record. tokens: up to the end of text; rows: positions computed."""
+PAGES = {
+    "frontier": "the hard level, 96 tokens in blocks of 32, dual cache for all decoders but Saber, which has none",
+    "blocks": "the hard level, 96 tokens in blocks of 32, exact cache of the finished blocks, boundaries fused",
+    "sudoku": "9x9 grids of reasoning-gym, 90 tokens in one block, no cache",
+}
+"""What was decoded, by the name of the page."""
+NATIVE = ("native", "threshold")  # on block-diffusion models the latter is SDAR's rule
+EXPLAINED = {"frontier": "decoders", "blocks": "block", "sudoku": "tiny"}  # the page of docs/ that says what follows
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,31 @@ def save_problems(runs: Sequence[RunSpec], records: Sequence[Sequence[Record]], 
             writer.writerow([problem, *("" if r is None else int(r.get(c, 0)) for r in line for c in COLUMNS.values())])
 
 
+def join_problems(paths: Sequence[Path], into: Path) -> None:
+    """The problems and settings of all files in one; raise ValueError if two files differ on a problem."""
+    found: dict[int, dict[str, str]] = {}
+    for path in paths:
+        for line in _lines(path):
+            known = found.setdefault(int(line.pop("problem")), {})
+            for name, value in line.items():
+                if known.setdefault(name, value) and value and known[name] != value:
+                    raise ValueError(f"{path}: {name} is {value}, {known[name]} in a file before it")
+                known[name] = known[name] or value
+    names = dict.fromkeys(name for line in found.values() for name in line)
+    with replacing(into) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["problem", *names], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"problem": problem} | found[problem] for problem in sorted(found))
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def read_problems(path: Path) -> list[Setting]:
     """The settings of such a file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
+    lines = _lines(path)
     labels = dict.fromkeys(name.split("|")[0] for name in lines[0] if "|" in name)
     found = []
     for label in labels:
@@ -181,6 +214,15 @@ def sign_test(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail)
 
 
+def holm(values: Sequence[float]) -> list[float]:
+    """p values corrected for their number (Holm): the probability of one as small in any of the comparisons."""
+    found, worst = [0.0] * len(values), 0.0
+    for rank, at in enumerate(sorted(range(len(values)), key=lambda at: values[at])):
+        worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
+        found[at] = worst
+    return found
+
+
 def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     """The settings of each decoder, in order of forward passes."""
     found: dict[str, list[Setting]] = {}
@@ -189,21 +231,24 @@ def by_decoder(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     return found
 
 
-def page(models: Mapping[str, Sequence[Setting]], command: str) -> str:
-    """frontier.md."""
+def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "frontier") -> str:
+    """NAME.md, with the picture NAME.png."""
     numbers = sorted({len(setting.right) for settings in models.values() for setting in settings})
     n = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     parts = [
         "# Accuracy against forward passes",
         f"    {command}",
-        "![Accuracy against forward passes per problem, one curve per decoder](frontier.png)",
-        f"{n} held-out problems of the hard level per model and setting (column n), greedy, 96 tokens in blocks of 32;"
-        " 95 % intervals. Dual cache for all decoders but Saber, which has none. Two settings are compared on the"
-        " problems that both were run on. The records are kept in docs/data; docs/decoders.md says what follows.",
+        f"![Accuracy against forward passes per problem, one curve per decoder]({name}.png)",
+        f"{n} held-out problems per model and setting (column n): {PAGES[name]}. Greedy; 95 % intervals. Two settings"
+        " are compared on the problems that both were run on; p: two-sided sign test, corrected for the number of"
+        f" comparisons in the table (Holm). The records are kept in docs/data; docs/{EXPLAINED[name]}.md says what"
+        " follows.",
     ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
-    if len(models) > 1:
+        if name == "blocks":  # the paper's decoder, too, against the one it is built on
+            parts.append(_differences_table([s for s in settings if s.decoder in ("asrd", *NATIVE)], "asrd"))
+    if len(models) > 1 and name == "frontier":
         about = (
             "Ours against each setting of the others that takes as many passes or more, on all problems of all models."
         )
@@ -228,23 +273,27 @@ def _settings_table(settings: Sequence[Setting]) -> str:
     return _table(["setting", "n", "accuracy", "forward passes", "tokens / pass", "positions computed", "edits"], rows)
 
 
-def _differences_table(settings: Sequence[Setting]) -> str:
+def _differences_table(settings: Sequence[Setting], ours: str = OURS) -> str:
     groups = by_decoder(settings)
-    found = [difference(o, group) for o in groups.get(OURS, []) for peer, group in groups.items() if peer != OURS]
+    found = [difference(o, group) for o in groups.get(ours, []) for peer, group in groups.items() if peer != ours]
     rows = [
-        [d.ours.label, f"{d.ours.forwards:.1f}", d.peer, f"{d.forwards:.1f}", f"{d.mean:+.1f} ± {d.error:.1f}",
-         f"{d.wins} : {d.losses}", f"{d.p:.2g}"] for d in found
+        [d.ours.label, f"{d.ours.forwards:.1f}", d.peer, f"{d.forwards:.1f}", f"{len(d.ours.right)}",
+         f"{d.mean:+.1f} ± {d.error:.1f}", f"{d.wins} : {d.losses}"] for d in found
     ]  # fmt: skip
-    return _table(
-        ["ours", "passes", "peer", "its passes", "points (± s. e.)", "only ours right : only peer", "p"], rows
-    )
+    return _compared(rows, [d.p for d in found])
+
+
+def _compared(rows: Sequence[list[str]], p: Sequence[float]) -> str:
+    """A table of comparisons, p values corrected for their number in the table."""
+    head = ["ours", "passes", "peer", "its passes", "n", "points (± s. e.)", "only ours right : only peer", "p (Holm)"]
+    return _table(head, [[*row, f"{value:.2g}"] for row, value in zip(rows, holm(p), strict=True)])
 
 
 def _pooled_table(models: Mapping[str, Sequence[Setting]]) -> str:
     """Every setting of ours against every setting of a peer that takes as many passes or more, over all models."""
     named = [{setting.label: setting for setting in settings} for settings in models.values()]
     labels = [label for label in named[0] if all(label in some for some in named)]
-    rows = []
+    rows, p = [], []
     for ours in (label for label in labels if label.split()[0] == OURS):
         for peer in (label for label in labels if label.split()[0] != OURS):
             pairs = [paired(some[ours], some[peer]) for some in named]
@@ -256,11 +305,10 @@ def _pooled_table(models: Mapping[str, Sequence[Setting]]) -> str:
             error = statistics.stdev(each) / math.sqrt(len(each))
             rows.append([
                 ours, f"{passes[0]:.1f}", peer, f"{passes[1]:.1f}", f"{len(each)}",
-                f"{statistics.fmean(each):+.1f} ± {error:.1f}", f"{wins} : {losses}", f"{sign_test(wins, losses):.2g}",
+                f"{statistics.fmean(each):+.1f} ± {error:.1f}", f"{wins} : {losses}",
             ])  # fmt: skip
-    return _table(
-        ["ours", "passes", "peer", "its passes", "n", "points (± s. e.)", "only ours right : only peer", "p"], rows
-    )
+            p.append(sign_test(wins, losses))
+    return _compared(rows, p)
 
 
 def _aup_table(models: Mapping[str, Sequence[Setting]]) -> str:
@@ -286,13 +334,18 @@ def main() -> None:
     about = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m asrd.lab.compare.frontier", description=about)
     parser.add_argument("files", type=Path, nargs="+", help="results per problem, one file per model")
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of frontier.md and frontier.png")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the page and the picture")
+    parser.add_argument("--name", choices=PAGES, default="frontier", help="their name, and how those of files begin")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="add the files to this one, and do nothing else")
     given = parser.parse_args()
-    models = {path.stem.removeprefix("frontier-"): read_problems(path) for path in given.files}
+    if given.into:
+        join_problems([*([given.into] if given.into.exists() else []), *given.files], given.into)
+        return
+    models = {path.stem.removeprefix(f"{given.name}-"): read_problems(path) for path in given.files}
     given.out.mkdir(parents=True, exist_ok=True)
-    command = f"python -m asrd.lab.compare.frontier {' '.join(map(str, given.files))} --out {given.out}"
-    (given.out / "frontier.md").write_text(page(models, command), encoding="utf-8")
-    plot(models, given.out / "frontier.png")
+    command = shlex.join(["python", "-m", "asrd.lab.compare.frontier", *sys.argv[1:]])
+    (given.out / f"{given.name}.md").write_text(page(models, command, given.name), encoding="utf-8")
+    plot(models, given.out / f"{given.name}.png")
 
 
 if __name__ == "__main__":

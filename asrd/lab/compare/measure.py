@@ -94,7 +94,7 @@ def decode_problems(model: Any, run: RunSpec, problems: Sequence[Problem], slots
         if result.error is not None:
             raise ValueError(result.error)
         (grade,) = watch.graders[result.index].grades(torch.tensor([result.tokens]))
-        counts = {"steps": result.steps, "drafted": result.drafted, "rows": result.computed}
+        counts = {"steps": result.forwards, "drafted": result.drafted, "rows": result.computed}
         seconds = {"seconds": watch.seconds[result.index]}
         yield {"problem": problems[result.index].seed} | counts | seconds | asdict(grade)
         watch.since = time.perf_counter()

@@ -61,6 +61,7 @@ def _asrd(**settings: Sequence[Any]) -> Part:
 FACTORS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 STRENGTHS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 DRAFTING = (0.6, 0.7, 0.8, 0.9)
+BLOCKS = (0.4, 0.5, 0.6, 0.7, 0.9)
 
 PRESETS: dict[str, tuple[Table, ...]] = {
     "paper-main": (
@@ -114,11 +115,26 @@ PRESETS: dict[str, tuple[Table, ...]] = {
                Part(("saber",), {"saber_n": (2, 4, 8)}, common={"kv_cache": None})),
               common={"kv_cache": "dual"}, axes=None),
     ),
+    "blocks": (
+        Table("joint", "Block-diffusion models: masks are filled and tokens edited (LLaDA2.1)",
+              (Part(("native", "asrd"), {"threshold": BLOCKS}, common={"strategy": "joint"}),
+               Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)})), axes=None),
+        Table("dynamic", "Block-diffusion models: masks are filled (SDAR, LLaDA2.0)",
+              (Part(("threshold", "asrd"), {"threshold": BLOCKS}, common={"strategy": "dynamic"}),
+               Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)})), axes=None),
+    ),
     "frontier-core": (
         Table("frontier-core", "The settings of `frontier` that decide most, dual cache",
               (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),
                Part(("threshold", "asrd"), {"threshold": (0.6, 0.9)}),
                Part(("wino",), {"threshold": (0.6,)}), STANDARD),
               common={"kv_cache": "dual"}, axes=None),
+    ),
+    "sudoku": (
+        Table("sudoku", "Every decoder on grids of one block, no cache",
+              (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),
+               Part(("threshold", "asrd"), {"threshold": (0.6, 0.9)}),
+               Part(("wino",), {"threshold": (0.6, 0.9)}), STANDARD,
+               Part(("saber",), {"saber_n": (4,)})), axes=None),
     ),
 }  # fmt: skip

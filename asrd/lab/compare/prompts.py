@@ -94,7 +94,7 @@ def _decode(tokenizer: Any, model: Any, run: RunSpec, prompts: Sequence[Prompt],
         if result.error is not None:
             raise ValueError(f"prompt {prompts[result.index].text[:40]!r}: {result.error}")
         counts = {name: getattr(result, name) for name in COUNTS if name != "rows"} | {"rows": result.computed}
-        found = {"steps": result.steps, "length": result.length, "seconds": clock.seconds[result.index]}
+        found = {"steps": result.forwards, "length": result.length, "seconds": clock.seconds[result.index]}
         texts = {"tokens": result.tokens[: result.length], "text": result.text}
         yield {"problem": prompts[result.index].seed, **found, **counts, **texts}
 

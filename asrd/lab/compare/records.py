@@ -30,7 +30,8 @@ from asrd.lab.compare.plan import RunSpec
 from asrd.models.extra_rows import implementation_of
 
 Record = dict[str, Any]
-"""A result: problem (its number), steps, seconds, length and further counts; `timed` and `date` say how and when."""
+"""A result: problem (its number), steps (forward passes), seconds, length and further counts; `timed` and `date` say
+how and when."""
 
 SHARED_CODE = ("engine", "models", "decoders", "generate.py", "many.py", "arguments.py", "settings.py", "config.py",
                "lab/tiny/task.py", "lab/tiny/language.py", "lab/tiny/batch.py", "lab/tasks.py",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from asrd.lab.sudoku.puzzle import ID, SIDE
+from asrd.lab.sudoku.puzzle import CELLS, ID, SIDE
 from asrd.lab.tiny.language import ASSISTANT, EOS_ID, MASK_ID, USER
 
 ROW = SIDE + 1  # a row's cells and its line break
@@ -35,7 +35,7 @@ class Batch:
 
 def generated(first_seed: int, count: int) -> Iterator[tuple[str, str]]:
     """Clues and solutions of reasoning-gym's puzzles, 30 to 50 blanks (its defaults), 81 digits each."""
-    for entry in dataset(first_seed, count):
+    for entry in dataset(first_seed, count) if count else ():
         made = entry["metadata"]
         yield _digits(made["puzzle"]), _digits(made["solution"])
 
@@ -50,13 +50,16 @@ def _digits(board: list[list[int]]) -> str:
 
 
 def load_or_generate(path: Path, count: int) -> Tensor:
-    """[count, 2, 81] int64, clues and solutions, from the file, which is made if it is not there."""
-    if not path.exists():
-        path.write_text("".join(f"{clues} {solution}\n" for clues, solution in generated(0, count)), encoding="utf-8")
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()[:count]]
-    if len(lines) < count:
-        raise ValueError(f"{path} has {len(lines)} puzzles, not {count}: remove it, it is made again")
-    return torch.tensor([[list(map(int, cells)) for cells in line] for line in lines])
+    """[count, 2, 81] int64, clues and solutions, from the file; those that it lacks are made and added to it."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if lines and len(lines[-1]) < 2 * CELLS + 1:  # cut short by an interruption
+        lines.pop()
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    with path.open("a", encoding="utf-8") as file:
+        for clues, solution in generated(len(lines), max(count - len(lines), 0)):
+            file.write(f"{clues} {solution}\n")
+    lines = path.read_text(encoding="utf-8").splitlines()[:count]
+    return torch.tensor([[list(map(int, cells)) for cells in line.split()] for line in lines])
 
 
 def symmetry(rng: Generator) -> tuple[Tensor, Tensor]:

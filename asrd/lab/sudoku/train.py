@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from asrd.lab.sudoku.data import draw_batch, draw_masks, load_or_generate
+from asrd.lab.sudoku.data import LENGTH, draw_batch, draw_masks, load_or_generate
 from asrd.lab.sudoku.evaluate import score
 from asrd.lab.sudoku.initialisation import THETA, prepare
 from asrd.lab.sudoku.puzzle import VOCABULARY, held_out
@@ -32,6 +32,7 @@ from asrd.lab.tiny.provenance import git_commit
 
 GIVEN_WEIGHT = 0.1  # of a masked clue or line break, which the prompt says
 PEAK_RATE, LAST_RATE, WARM_UP = 2e-3, 0.02, 30
+FIRST_LAYER = 0.05  # share of the learning rate: its initial weights are large, and right
 CHECKPOINT_SECONDS = 60.0
 CURVE_FROM = 1000  # number of the first held-out puzzle of the learning curve; scores use the thousand before
 
@@ -43,7 +44,7 @@ class Settings:
     decay: int = 600  # the last updates, in which the learning rate falls
     batch: int = 32
     puzzles: int = 2900
-    every: int = 200  # updates between two points of the learning curve
+    every: int = 100  # updates between two points of the learning curve
     held_out: int = 64  # puzzles per point
 
 
@@ -61,9 +62,14 @@ def new_state(settings: Settings) -> State:
     torch.manual_seed(settings.seed)
     model = TinyModel(Shape(len(VOCABULARY), rope_theta=THETA))
     prepare(model)
-    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-    rest = [weight for weight in model.parameters() if weight.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
+    first = [weight for name, weight in model.named_parameters() if ".blocks.0." in name]
+    named = [(name, weight) for name, weight in model.named_parameters() if ".blocks.0." not in name]
+    matrices, rest = ([weight for _, weight in named if (weight.dim() > 1) == two] for two in (True, False))
+    groups = [
+        {"params": matrices, "weight_decay": 0.01, "share": 1.0},
+        {"params": rest, "weight_decay": 0.0, "share": 1.0},
+        {"params": first, "weight_decay": 0.0, "share": FIRST_LAYER},
+    ]
     return State(model, torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98), fused=True))
 
 
@@ -88,7 +94,7 @@ def train_update(state: State, settings: Settings, puzzles: Tensor) -> None:
     rng = Generator().manual_seed(settings.seed * 1_000_003 + state.update)
     batch = draw_batch(puzzles, settings.batch, rng)
     for group in state.optimiser.param_groups:
-        group["lr"] = rate_at(state.update, settings)
+        group["lr"] = group["share"] * rate_at(state.update, settings)
     noisy = draw_masks(batch, rng)
     loss, shown = loss_of(state.model, batch.prompt, noisy, batch.response, batch.blank)
     loss.backward()
@@ -98,8 +104,8 @@ def train_update(state: State, settings: Settings, puzzles: Tensor) -> None:
     state.loss_sum, state.loss_count, state.update = state.loss_sum + shown, state.loss_count + 1, state.update + 1
 
 
-def train(settings: Settings, out: Path, resume: bool = False) -> tuple[State, list[Point]]:
-    """Train to the last update; checkpoint, puzzles and learning curve are in `out`."""
+def train(settings: Settings, out: Path, resume: bool = False, stop: int | None = None) -> tuple[State, list[Point]]:
+    """Train to the last update, or until update `stop`; checkpoint, puzzles and learning curve are in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     checkpoint = out / "checkpoint.pt"
     state, curve = new_state(settings), []
@@ -109,7 +115,7 @@ def train(settings: Settings, out: Path, resume: bool = False) -> tuple[State, l
     scored = held_out(settings.held_out, first=CURVE_FROM)
     bar = tqdm(total=settings.updates, initial=state.update, desc="sudoku", mininterval=5, dynamic_ncols=True)
     saved, clock = time.monotonic(), time.process_time()
-    while state.update < settings.updates:
+    while state.update < min(settings.updates, stop or settings.updates):
         train_update(state, settings, puzzles)
         now = time.process_time()
         state.seconds, clock = state.seconds + now - clock, now
@@ -162,6 +168,7 @@ def main() -> None:
     defaults = Settings()
     parser.add_argument("--updates", type=int, default=defaults.updates, help="batches")
     parser.add_argument("--decay", type=int, default=defaults.decay, help="last batches, with a falling rate")
+    parser.add_argument("--stop", type=int, help="batches after which to stop for now; --resume goes on")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/sudoku"), help="for checkpoint, curve and model")
@@ -170,13 +177,16 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     settings = Settings(seed=given.seed, updates=given.updates, decay=given.decay)
     commit = git_commit()
-    state, curve = train(settings, given.out, given.resume)
+    state, curve = train(settings, given.out, given.resume, given.stop)
+    if state.update < settings.updates:
+        print(f"{given.out}: {state.update} of {settings.updates} batches; go on with --resume")
+        return
     folder = given.out / "tiny-sudoku"
     origin = {"command": " ".join(["python -m asrd.lab.sudoku.train", *sys.argv[1:]]), **asdict(settings), **commit}
     origin |= {"updates_done": state.update, "processor_minutes": round(state.seconds / 60, 1)}
     origin |= {"sequences": state.update * settings.batch, "torch": torch.__version__}
     origin |= {"parameters": sum(weight.numel() for weight in state.model.parameters())}
-    export(state.model, folder, origin)
+    export(state.model, folder, origin, LENGTH)
     save_tokenizer(folder)
     save_curve(curve, folder, f"sudoku, seed {settings.seed}")
     print(f"{folder}: done; score it with python -m asrd.lab.sudoku.evaluate {folder} --n 1000 --save")

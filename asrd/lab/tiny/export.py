@@ -108,8 +108,8 @@ def _token_ids() -> dict[str, Any]:
     return {"mask_token_id": MASK_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "torch_dtype": "float32"}
 
 
-def export(model: TinyModel, folder: Path, training: dict[str, Any]) -> None:
-    """Write the folder; `training` is the content of training.json."""
+def export(model: TinyModel, folder: Path, training: dict[str, Any], response: int = RESPONSE) -> None:
+    """Write the folder; `training` is the content of training.json, `response` the tokens generated unless told."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = model.shape
     qwen = shape.shift or shape.block > 0
@@ -121,7 +121,7 @@ def export(model: TinyModel, folder: Path, training: dict[str, Any]) -> None:
     (folder / "model.safetensors").chmod(0o644)
     config = dream_config(shape) if shape.shift else sdar_config(shape) if shape.block else llada_config(shape)
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {"max_new_tokens": RESPONSE})
+    _write_json(folder / "generation_config.json", {"max_new_tokens": response})
     _write_json(folder / "training.json", training)
     save_tokenizer(folder)
 

@@ -19,6 +19,7 @@ import asrd
 from asrd.engine import loop
 from asrd_kernels import DecodeState, leave_one_out_triton
 from tests.semantics.test_semantics import draw_settings, draw_table_model, keywords
+from tests.support.block_models import BlockSpec, block_model
 from tests.support.table_models import TableModel, make_llama, make_qwen2
 
 ALL, CHUNK = 216, 36
@@ -40,6 +41,12 @@ OTHERS: list[dict[str, Any]] = [
     {"decoder": "asrd", "kv_cache": "dual"},
     {"decoder": "random-revocation", "kv_cache": "prefix", "kv_refresh": 2},
     {"decoder": "asrd", "cfg_scale": 0.5, "scope": "sequence"},
+]
+BLOCKS: list[dict[str, Any]] = [
+    {"decoder": "native", "threshold": 0.5},
+    {"decoder": "native", "strategy": "joint", "threshold": 0.5, "editing_threshold": 0.4, "max_post_steps": 3},
+    {"decoder": "asrd", "threshold": 0.4},
+    {"decoder": "loo", "factor": 2.0, "threshold_back": 1.0},
 ]
 WANTED_EVENTS = ("revocation", "anchor", "cache wrap", "padding", "rows done apart", "sampling", "unused slots")
 
@@ -126,6 +133,19 @@ def test_other_decoders_and_caches_decide_alike(settings: dict[str, Any], monkey
     model = make_llama(seed=5, sharpness=4.0)
     call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
     call |= {"max_new_tokens": 10, "block_length": 4, "threshold": 0.3, "temperature": 0.4} | settings
+    wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    assert len(wanted) == len(found) > 2
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert differences(ours, theirs) == []
+
+
+@pytest.mark.parametrize("settings", BLOCKS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_block_diffusion_models_decide_alike(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics by Triton; what is particular to these models by PyTorch."""
+    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
+    call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
+    call |= {"max_new_tokens": 9} | settings
+    model = block_model(BlockSpec(seed=6))
     wanted, found = states(model, call, "torch"), states(model, call, "triton")
     assert len(wanted) == len(found) > 2
     for ours, theirs in zip(found, wanted, strict=True):
