@@ -178,8 +178,7 @@ def _in_float64(operation: str, twin: Callable[..., Any]) -> Callable[..., Any]:
         return twin
 
     def head(hidden: Tensor, weight: Tensor, *rest: Any) -> None:
-        *source, row, position, readout, out = rest
-        rows = hidden.index_select(0, source[0]) if source else hidden
-        vocab_stats_torch(rows @ weight.T, row, position, readout, out)
+        source, *statistics = rest
+        vocab_stats_torch(hidden.index_select(0, source) @ weight.T, *statistics)
 
     return head

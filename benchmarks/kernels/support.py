@@ -148,9 +148,9 @@ def fastest(notes: list[dict[str, Any]], where: str, selection: str) -> list[Evi
 
 def executed_files() -> dict[str, dict[str, str]]:
     """Target -> test file -> order, of what the tests execute as PTX; only sm_80 by default."""
-    from tests.kernels.test_kernel_processes import EXECUTED, NEWER
+    from tests.kernels.test_kernel_processes import NEWER, STEPS, TENSOR_CORES
 
-    files = {"sm_80": {Path(file).name: "lockstep" for file in EXECUTED}}
+    files = {"sm_80": {Path(file).name: "lockstep" for file in (*STEPS, *TENSOR_CORES)}}
     for target, order, file in NEWER:
         files.setdefault(target, {})[Path(file).name] = order
     return files
