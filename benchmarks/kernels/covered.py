@@ -51,8 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _noting(operation: str, typed: Callable[..., torch.Tensor], launch: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(launch)
     def noted(*args: Any, **kwargs: Any) -> Any:
+        result = launch(*args, **kwargs)  # which may refuse its arguments
         _seen.add((operation, NAMES[typed(*args, *kwargs.values()).dtype]))
-        return launch(*args, **kwargs)
+        return result
 
     return noted
 

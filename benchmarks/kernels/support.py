@@ -163,7 +163,9 @@ def record(operations: list[str]) -> None:
     for operation in operations:
         name = TESTS[operation]
         file = f"tests/kernels/interpreted/{name}"
-        mine = lambda found, operation=operation: [one for one in found if one.operation == operation]  # noqa: E731
+        mine = lambda found, name=operation: [  # noqa: E731
+            one for one in found if one.operation == name and one.dtype in DTYPES[name]
+        ]
         wanted = [f"{operation} {dtype}" for dtype in DTYPES[operation]]
         new += mine(fastest(covered([file], "interpreted", wanted=wanted), "interpreted", "default"))
         if name not in executed["sm_80"]:

@@ -58,12 +58,11 @@ def check(chosen: list[Evidence], where: str, order: str = "lockstep") -> None:
     }
 
 
-@pytest.mark.parametrize("where", ["interpreted", "sm_80"])
-def test_some_entries_are_true(where: str) -> None:
-    """One of each kernel; the long test takes all."""
-    chosen = {one.operation: one for one in evidence() if one.where == where and one.dtype == "fp32"}
-    assert len(chosen) >= 4
-    check(list(chosen.values()), where)
+def test_some_entries_are_true() -> None:
+    """One of each kernel but `draft_commit`, whose test takes long; the long test takes all."""
+    chosen = {one.operation: one for one in evidence() if one.where == "sm_80" and one.dtype == "fp32"}
+    assert set(chosen) >= {"vocab_stats", "anchor_embed", "commit", "fused_head"}
+    check([one for one in chosen.values() if one.operation != "draft_commit"], "sm_80")
 
 
 def test_an_entry_that_is_not_true_is_found_out() -> None:
@@ -86,5 +85,6 @@ def test_all_entries_are_true(where: str) -> None:
 @pytest.mark.parametrize("operation", DTYPES)
 def test_nothing_that_is_interpreted_is_missing(operation: str) -> None:
     notes = covered([f"tests/kernels/interpreted/{support.TESTS[operation]}"], "interpreted")
-    found = {one.cell for one in fastest(notes, "interpreted", "default") if one.operation == operation}
+    proved = [one for one in fastest(notes, "interpreted", "default") if one.operation == operation]
+    found = {one.cell for one in proved if one.dtype in DTYPES[operation]}
     assert found == {one.cell for one in evidence() if one.where == "interpreted" and one.operation == operation}
