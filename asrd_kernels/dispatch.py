@@ -9,7 +9,6 @@ this package.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Literal
@@ -101,6 +100,11 @@ def fused_head(
     fused_head_triton(hidden, weight, source, row, position, readout, out)
 
 
+def by_twin(impl: str, query: Tensor) -> bool:
+    """Does the PyTorch twin of `leave_one_out_attention` run for such queries?"""
+    return resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64
+
+
 def leave_one_out_attention(
     query: Tensor,
     key: Tensor,
@@ -109,12 +113,11 @@ def leave_one_out_attention(
     visible: Tensor,
     scale: float,
     impl: str = "auto",
-    seen: Callable[[], Tensor] | None = None,
+    seen: Tensor | None = None,
 ) -> Tensor:
-    """See `leave_one_out_attention_torch`; in float64 that is what runs. seen: gives its mask, where that is kept."""
-    if resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64:
-        mask = None if seen is None else seen()
-        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale, mask)
+    """See `leave_one_out_attention_torch`; in float64 that is what runs."""
+    if by_twin(impl, query):
+        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale, seen)
     from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
 
     return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from asrd_kernels import dispatch, leave_one_out_mask
+from asrd_kernels import dispatch
 
 KEYWORD = "asrd_extra_rows"  # of the forward, on its way to `attend`
 _PREFIX = "asrd_extra_rows_over_"
@@ -81,11 +81,7 @@ class ExtraRows:
     keys: Tensor  # [B, L + W] bool
     canvas_mask: Tensor | None  # attention mask of the rows before them, in the implementation's own form
     impl: str
-
-    @cached_property
-    def seen(self) -> Tensor:
-        """[B, W, L + W] bool: the keys that each of the rows sees, the same in every layer."""
-        return leave_one_out_mask(self.excluded, self.keys)
+    seen: Tensor | None = None  # [B, W, L + W] bool: the keys that each of them sees; None: to be worked out
 
 
 def attend(
@@ -115,7 +111,8 @@ def attend(
     )  # fmt: skip
     own = dispatch.leave_one_out_attention(
         query[:, :, queries:], key, value, rows.excluded.to(key.device), rows.keys.to(key.device),
-        query.shape[3] ** -0.5 if scaling is None else scaling, rows.impl, lambda: rows.seen.to(key.device),
+        query.shape[3] ** -0.5 if scaling is None else scaling, rows.impl,
+        None if rows.seen is None else rows.seen.to(key.device),
     )  # fmt: skip
     return torch.cat([plain, own.transpose(1, 2)], dim=1), None
 
