@@ -30,7 +30,7 @@ from asrd_kernels.draft_commit import (
 from asrd_kernels.extra_stats import extra_stats_torch
 from asrd_kernels.fused_head import HEAD_DTYPES
 from asrd_kernels.joint_commit import Joint, joint_commit_torch, new_joint
-from asrd_kernels.leave_one_out import leave_one_out_attention_torch
+from asrd_kernels.leave_one_out import leave_one_out_attention_torch, leave_one_out_mask
 from asrd_kernels.state import (
     NO_ENTROPY,
     DecodeState,
@@ -69,6 +69,7 @@ __all__ = [
     "finish_step",
     "joint_commit_torch",
     "leave_one_out_attention_torch",
+    "leave_one_out_mask",
     "new_active_slots",
     "new_joint",
     "new_slots",

@@ -22,7 +22,7 @@ _SMALLEST_TILE, _LARGEST_TILE = 128, 512
 
 
 @triton.jit
-def _is_any(b_tokens, IDS: tl.constexpr):
+def is_any(b_tokens, IDS: tl.constexpr):
     b_found = b_tokens != b_tokens
     for i in tl.static_range(len(IDS)):
         b_found |= b_tokens == IDS[i]
@@ -30,8 +30,31 @@ def _is_any(b_tokens, IDS: tl.constexpr):
 
 
 @triton.jit
-def _count(b_flags):
-    return tl.sum(b_flags.to(tl.int32), 0)
+def _side_by_side(b_0, b_1, b_2, b_3):
+    """[N, 2, 2] of four [N]: reduced together they take the warps one exchange, and its barriers, instead of four."""
+    return tl.join(tl.join(b_0, b_1), tl.join(b_2, b_3))
+
+
+@triton.jit
+def _apart(b_four):
+    """The four numbers of [2, 2], in the order of `_side_by_side`."""
+    b_left, b_right = tl.split(b_four)
+    zero, one = tl.split(b_left)
+    two, three = tl.split(b_right)
+    return zero, one, two, three
+
+
+@triton.jit
+def count_four(b_0, b_1, b_2, b_3):
+    """How often each of four flags is set."""
+    b_four = _side_by_side(b_0.to(tl.int32), b_1.to(tl.int32), b_2.to(tl.int32), b_3.to(tl.int32))
+    return _apart(tl.sum(b_four, 0))
+
+
+@triton.jit
+def least_of_four(b_0, b_1, b_2, b_3):
+    """The least number of each of four."""
+    return _apart(tl.min(_side_by_side(b_0, b_1, b_2, b_3), 0))
 
 
 @triton.jit
@@ -53,7 +76,7 @@ def _read(
     b_confident = b_active & (b_confidence > threshold)
     b_candidates = b_confident
     if not ANCHOR_EOS:
-        b_candidates = b_confident & ~_is_any(b_top1, EOS_IDS)
+        b_candidates = b_confident & ~is_any(b_top1, EOS_IDS)
     return b_tokens, b_top1, b_confidence, b_run, b_guided, b_active, b_confident, b_candidates
 
 
@@ -90,7 +113,7 @@ def commit_kernel(
     last_step, seeding = step >= length, step < window
 
     # What takes the whole row: masks, drafts, consistent drafts, most confident mask, least uncertain candidate
-    masks, drafts, consistent, best, seed, unreadable = 0, 0, 0, -1, -1, 0
+    masks, drafts, consistent, unreadable, best, seed = 0, 0, 0, 0, tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
     best_confidence = tl.full([], -1.0, p_confidence.dtype.element_ty)
     seed_entropy = tl.full([], float("inf"), p_new_entropy.dtype.element_ty)
     for start in range(0, length, TILE):
@@ -100,24 +123,29 @@ def commit_kernel(
             p_tokens, p_guided, p_top1, p_confidence, p_last, p_run, o_, m_, active * block_length, block_length,
             threshold, SCOPED, ANCHOR_EOS, EOS_IDS,
         )  # fmt: skip
-        masks += _count(b_tokens == mask_id)
-        unreadable += _count(tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1))
-        drafts += _count(b_confident)
-        consistent += _count(b_candidates & (b_run >= window))
-        top, at = tl.max(tl.where(b_active, b_confidence, -1.0), 0, return_indices=True)
-        best = tl.where(top > best_confidence, start + at, best)
-        best_confidence = tl.maximum(top, best_confidence)
-        b_new_entropy = tl.load(p_new_entropy + o_, mask=m_, other=0.0)
-        low, at = tl.min(tl.where(b_candidates, b_new_entropy, float("inf")), 0, return_indices=True)
-        seed = tl.where(low < seed_entropy, start + at, seed)
-        seed_entropy = tl.minimum(low, seed_entropy)
-    drafts = tl.where((drafts == 0) & (best >= 0), 1, drafts)
-    anchors = tl.where(seeding, (seed >= 0).to(tl.int32), consistent)  # type: ignore[attr-defined]
+        b_bad = tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1)
+        b_consistent = b_candidates & (b_run >= window)
+        more_masks, more_bad, more_drafts, more = count_four(b_tokens == mask_id, b_bad, b_confident, b_consistent)
+        masks += more_masks
+        unreadable += more_bad
+        drafts += more_drafts
+        consistent += more
+        if drafts == 0:
+            top, at = tl.max(tl.where(b_active, b_confidence, -1.0), 0, return_indices=True)
+            best = tl.where(top > best_confidence, start + at, best)
+            best_confidence = tl.maximum(top, best_confidence)
+        if seeding:
+            b_new_entropy = tl.load(p_new_entropy + o_, mask=m_, other=0.0)
+            low, at = tl.min(tl.where(b_candidates, b_new_entropy, float("inf")), 0, return_indices=True)
+            seed = tl.where(low < seed_entropy, start + at, seed)
+            seed_entropy = tl.minimum(low, seed_entropy)
+    best = tl.where(drafts == 0, best, -1)
+    drafts = tl.where(best >= 0, 1, drafts)
+    anchors = tl.where(seeding, (seed >= 0).to(tl.int32), consistent)
     budget = tl.maximum(length - step - (masks - drafts), 0)
 
     # Decide and write; `guided` holds all masks for the moment
-    first_open, first_mask, first_end, failed, promoted = length, length, length, 0, anchors_before
-    first_pending = length
+    first_mask, first_pending, first_end, failed, promoted = length, length, length, 0, anchors_before
     for start in range(0, length, TILE):
         o_ = start + tl.arange(0, TILE)
         m_ = o_ < length
@@ -127,12 +155,13 @@ def commit_kernel(
         )  # fmt: skip
         b_new_entropy = tl.load(p_new_entropy + o_, mask=m_, other=0.0)
         b_failed = tl.load(p_pending + o_, mask=m_, other=0).to(tl.int1) & (b_top1 != b_tokens)
+        b_anchors = b_candidates & tl.where(seeding, o_ == seed, b_run >= window)
+        b_nth = tl.cumsum(b_failed.to(tl.int32) + (b_anchors.to(tl.int32) << 16), 0)  # both counted in one number
         tl.debug_barrier()  # every warp has read the tile (and the row's numbers)
         b_drafted = b_confident | (o_ == best)
-        b_revoked = b_failed & (failed + tl.cumsum(b_failed.to(tl.int32), 0) <= budget)
+        b_revoked = b_failed & (failed + (b_nth & 0xFFFF) <= budget)
         b_masked = ((b_tokens == mask_id) & ~b_drafted) | b_revoked
         b_tokens = tl.where(b_revoked, mask_id, tl.where(b_drafted, b_top1, b_tokens))
-        b_anchors = b_candidates & tl.where(seeding, o_ == seed, b_run >= window)
         b_pending = b_confident & ~b_anchors & ~last_step & VERIFY
         tl.store(p_tokens + o_, b_tokens, mask=m_)
         tl.store(p_guided + o_, b_masked, mask=m_)
@@ -144,18 +173,22 @@ def commit_kernel(
         if RESET:  # what is revoked was not guided
             tl.store(p_run + o_, tl.zeros_like(b_run), mask=m_ & b_revoked)
             tl.store(p_last + o_, tl.zeros_like(b_top1) - 1, mask=m_ & b_revoked)
-        if capacity > 0:
-            b_number = promoted + tl.cumsum(b_anchors.to(tl.int32), 0) - 1
+        if (capacity > 0) & (anchors > 0):
+            b_number = promoted + (b_nth >> 16) - 1
             b_kept = b_anchors & (b_number >= anchors_before + anchors - capacity)
             tl.store(p_ring + b_number % capacity, o_, mask=b_kept)
-        failed += _count(b_failed)
-        promoted += _count(b_anchors)
-        first_open = tl.minimum(first_open, tl.min(tl.where(b_masked | b_pending, o_, length), 0))
-        first_mask = tl.minimum(first_mask, tl.min(tl.where(b_masked, o_, length), 0))
-        if PICK == 1:
-            first_pending = tl.minimum(first_pending, tl.min(tl.where(b_pending, o_, length), 0))
+        b_ends = o_ < 0
         if EARLY_STOP:
-            first_end = tl.minimum(first_end, tl.min(tl.where(_is_any(b_tokens, EOS_IDS), o_, length), 0))
+            b_ends = is_any(b_tokens, EOS_IDS)
+        at_mask, at_pending, at_end, most = least_of_four(
+            tl.where(b_masked, o_, length), tl.where(b_pending, o_, length), tl.where(b_ends, o_, length), -b_nth
+        )
+        first_mask = tl.minimum(first_mask, at_mask)
+        first_pending = tl.minimum(first_pending, at_pending)
+        first_end = tl.minimum(first_end, at_end)
+        failed += -most & 0xFFFF
+        promoted += -most >> 16
+    first_open = tl.minimum(first_mask, first_pending)
     ended = first_end < first_open
     live = (first_open < length) & ~ended
     next_active = tl.where(live & (first_mask < length), first_mask // block_length, active)
@@ -178,8 +211,8 @@ def commit_kernel(
         tl.debug_barrier()  # every warp has written `pending` and `guided`
         checked = tl.where(first_pending < length, first_pending // block_length, 0)
         first = tl.load(p_first + row)
-        for start in range(0, width, TILE):
-            o_slot = start + tl.arange(0, TILE)
+        for start in range(0, width, TILE // 2):  # one slot a thread: what is loaded is where it is stored
+            o_slot = start + tl.arange(0, TILE // 2)
             o_ = o_slot
             m_ = o_slot < width
             if PICK == 1:  # those of the active block, then those of the block that is checked, if it is another

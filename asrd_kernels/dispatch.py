@@ -82,23 +82,42 @@ def vocab_stats(
 
 
 def fused_head(
-    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
+    hidden: Tensor,
+    weight: Tensor,
+    source: Tensor,
+    row: Tensor,
+    position: Tensor,
+    readout: Readout,
+    out: VocabStats,
+    impl: str = "auto",
 ) -> None:
     """See `fused_head_torch`."""
     if resolve_impl(impl, hidden.device) == "torch":
-        fused_head_torch(hidden, weight, row, position, readout, out)
+        fused_head_torch(hidden, weight, source, row, position, readout, out)
         return
     from asrd_kernels.fused_head_triton import fused_head_triton
 
-    fused_head_triton(hidden, weight, row, position, readout, out)
+    fused_head_triton(hidden, weight, source, row, position, readout, out)
+
+
+def by_twin(impl: str, query: Tensor) -> bool:
+    """Does the PyTorch twin of `leave_one_out_attention` run for such queries?"""
+    return resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64
 
 
 def leave_one_out_attention(
-    query: Tensor, key: Tensor, value: Tensor, excluded: Tensor, visible: Tensor, scale: float, impl: str = "auto"
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    excluded: Tensor,
+    visible: Tensor,
+    scale: float,
+    impl: str = "auto",
+    seen: Tensor | None = None,
 ) -> Tensor:
     """See `leave_one_out_attention_torch`; in float64 that is what runs."""
-    if resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64:
-        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale)
+    if by_twin(impl, query):
+        return leave_one_out_attention_torch(query, key, value, excluded, visible, scale, seen)
     from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
 
     return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)

@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrd_kernels.commit_triton import _count, _is_any, launch_config
+from asrd_kernels.commit_triton import count_four, is_any, launch_config, least_of_four
 from asrd_kernels.compiler_triton import at_most
 from asrd_kernels.draft_commit import Witnesses
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 
-_OTHERS = tl.constexpr(8)  # masks that a mask is compared with at once
+_OTHERS = tl.constexpr(4)  # masks that are loaded before one is compared with the first of them
 
 
 @triton.jit
@@ -37,35 +37,33 @@ def _ranked(p_guided, p_confidence, o_, begin, end):
     b_masks, b_confidence = _masks(p_guided, p_confidence, o_, o_ < end)
     b_rank = tl.zeros(o_.shape, tl.int32)
     for first in range(begin, end, _OTHERS):
-        o_other = first + tl.arange(0, _OTHERS)
-        b_other, b_against = _masks(p_guided, p_confidence, o_other, o_other < end)
-        b_more = b_against[None, :] > b_confidence[:, None]
-        b_more |= (b_against[None, :] == b_confidence[:, None]) & (o_other[None, :] < o_[:, None])
-        b_rank += tl.sum((b_more & b_other[None, :]).to(tl.int32), 1)
+        for i in tl.static_range(_OTHERS):
+            other = first + i
+            is_mask, confidence = _masks(p_guided, p_confidence, other, other < end)
+            b_before = (confidence > b_confidence) | ((confidence == b_confidence) & (other < o_))
+            b_rank += (b_before & is_mask).to(tl.int32)
     return b_masks, b_confidence, b_rank
 
 
 @triton.jit
 def _cut_by_factor(p_guided, p_confidence, p_bounds, begin, end, TILE: tl.constexpr):
-    """The last mask to be drafted by the factor rule: its confidence and position. Without masks, none is."""
-    total, number = 0, end
+    """The last mask to be drafted by the factor rule, as a confidence and a position: what comes before the first mask
+    that falls short of its bound. None does, or only the last: all masks."""
+    number, most, last = end, -1, end
+    cut = tl.full([], -1.0, p_confidence.dtype.element_ty)
     for start in range(begin, end, TILE):
         o_ = start + tl.arange(0, TILE)
         b_masks, b_confidence, b_rank = _ranked(p_guided, p_confidence, o_, begin, end)
         b_bound = tl.load(p_bounds + b_rank, mask=b_masks, other=0.0)
         b_short = b_masks & (b_confidence.to(tl.float64) < b_bound)
-        total += _count(b_masks)
-        number = tl.minimum(number, tl.min(tl.where(b_short, b_rank, end), 0))
-    number = tl.where(number >= total - 1, total, number)  # none falls short, or only the last
-    cut = tl.full([], float("inf"), p_confidence.dtype.element_ty)
-    last = -1
-    for start in range(begin, end, TILE):
-        o_ = start + tl.arange(0, TILE)
-        b_masks, b_confidence, b_rank = _ranked(p_guided, p_confidence, o_, begin, end)
-        b_last = b_masks & (b_rank == number - 1)
-        cut = tl.minimum(cut, tl.min(tl.where(b_last, b_confidence, float("inf")), 0))
-        last = tl.maximum(last, tl.max(tl.where(b_last, o_, -1), 0))
-    return cut, last
+        here, last_rank = tl.split(tl.min(tl.join(tl.where(b_short, b_rank, end), tl.where(b_masks, -b_rank, 1)), 0))
+        number = tl.minimum(number, here)
+        most = tl.maximum(most, -last_rank)
+        top, at = tl.max(tl.where(b_short, b_confidence, -1.0), 0, return_indices=True)
+        last = tl.where(top > cut, start + at - 1, last)
+        cut = tl.maximum(top, cut)
+    some = number < most
+    return tl.where(some, cut, -1.0), tl.where(some, last, end)
 
 
 @triton.jit
@@ -133,13 +131,17 @@ def draft_commit_kernel(
         m_ = o_ < length
         b_guided, b_confidence = _masks(p_guided, p_confidence, o_, m_)
         b_guided &= (o_ >= begin) & (o_ < end)
-        drafts += _count(b_guided & ((b_confidence > cut) | ((b_confidence == cut) & (o_ <= last))))
-        masks += _count(tl.load(p_tokens + o_, mask=m_, other=-1).to(tl.int32) == mask_id)
-        unreadable += _count(tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1))
+        b_drafted = b_guided & ((b_confidence > cut) | ((b_confidence == cut) & (o_ <= last)))
+        b_masked = tl.load(p_tokens + o_, mask=m_, other=-1).to(tl.int32) == mask_id
+        b_bad = tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1)
+        more, more_masks, more_bad, _ = count_four(b_drafted, b_masked, b_bad, b_bad)
+        drafts += more
+        masks += more_masks
+        unreadable += more_bad
     open_ended = masks > drafts
 
     # Decide and write; `guided` holds all masks for the moment
-    first_open, first_mask, first_end, edits = length, length, length, 0
+    first_mask, first_pending, first_end, edits = length, length, length, 0
     for start in range(0, length, TILE):
         o_ = start + tl.arange(0, TILE)
         m_ = o_ < length
@@ -150,6 +152,7 @@ def draft_commit_kernel(
         b_drafted = b_guided & ((b_confidence > cut) | ((b_confidence == cut) & (o_ <= last)))
         b_masked = (b_tokens == mask_id) & ~b_drafted
         b_pending = o_ < 0
+        b_edited = o_ < 0
         b_written = b_drafted
         if EDIT:
             b_before = tl.load(p_pending + o_, mask=m_, other=0).to(tl.int1)
@@ -162,7 +165,6 @@ def draft_commit_kernel(
             b_doubtful = b_drafted & (b_confidence < tl.full([], threshold_back, dtype))
             b_pending = (b_doubtful | b_edited | (b_before & ~b_check)) & ~b_masked & open_ended
             b_written = b_drafted | b_edited
-            edits += _count(b_edited)
         tl.debug_barrier()  # every warp has read the tile (and the row's numbers)
         b_tokens = tl.where(b_written, b_top1, b_tokens)
         tl.store(p_tokens + o_, b_tokens, mask=m_ & b_written)
@@ -171,10 +173,18 @@ def draft_commit_kernel(
             tl.store(p_pending + o_, b_pending, mask=m_)
             tl.store(p_edits + o_, b_number + 1, mask=m_ & b_edited)
             tl.store(p_sureness + o_, b_confidence, mask=m_ & b_written)
-        first_open = tl.minimum(first_open, tl.min(tl.where(b_masked | b_pending, o_, length), 0))
-        first_mask = tl.minimum(first_mask, tl.min(tl.where(b_masked, o_, length), 0))
+        b_ends = o_ < 0
         if EARLY_STOP:
-            first_end = tl.minimum(first_end, tl.min(tl.where(_is_any(b_tokens, EOS_IDS), o_, length), 0))
+            b_ends = is_any(b_tokens, EOS_IDS)
+        at_mask, at_pending, at_end, _ = least_of_four(
+            tl.where(b_masked, o_, length), tl.where(b_pending, o_, length), tl.where(b_ends, o_, length), o_
+        )
+        first_mask = tl.minimum(first_mask, at_mask)
+        first_pending = tl.minimum(first_pending, at_pending)
+        first_end = tl.minimum(first_end, at_end)
+        if EDIT:
+            edits += tl.sum(b_edited.to(tl.int32), 0)
+    first_open = tl.minimum(first_mask, first_pending)
     ended = first_end < first_open
     live = (first_open < length) & ~ended
     next_active = tl.where(live & (first_mask < length), first_mask // block_length, active)
@@ -214,8 +224,8 @@ def draft_commit_kernel(
                 tl.store(p_slots + row * (block_length + witnesses) + block_length + i, place)
     if PICK:
         first, width = tl.load(p_first + row), block_length + witnesses
-        for start in range(0, block_length, TILE):
-            o_slot = start + tl.arange(0, TILE)
+        for start in range(0, block_length, TILE // 2):  # one slot a thread: what is loaded is where it is stored
+            o_slot = start + tl.arange(0, TILE // 2)
             o_ = o_slot + next_active * block_length
             b_wanted = tl.load(p_guided + o_, mask=(o_slot < block_length) & (o_ < length), other=0).to(tl.int1)
             b_position = tl.where(b_wanted, o_, room)

@@ -1,8 +1,9 @@
 """`fused_head` in two launches: tiles of rows and tokens, then the merge of `vocab_stats`.
 
-A program multiplies a tile of rows by the weights of a tile of tokens, accumulating in float32, and reduces its tile of
-logits to the six numbers that a chunk of vocab_stats_triton.py has; the same merge follows. Interpreted, bfloat16 is
-widened before the product, which Triton's interpreter gets wrong; the products are exact in float32 either way.
+A program multiplies a tile of rows, which it picks out of the model's output itself, by the weights of a tile of
+tokens, accumulating in float32, and reduces its tile of logits to the six numbers that a chunk of vocab_stats_triton.py
+has; the same merge follows. Interpreted, bfloat16 is widened before the product, which Triton's interpreter gets wrong;
+the products are exact in float32 either way.
 """
 
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def _row_draws(b_seed, b_row, b_position, first, ROWS: tl.constexpr, COLUMNS: tl
 
 @triton.jit(do_not_specialize=["num_forbidden", "length", "rows"])
 def head_kernel(
-    hidden, weight, row, position, row_ids, seeds, forbidden, numbers, picks,
+    hidden, weight, source, row, position, row_ids, seeds, forbidden, numbers, picks,
     num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64, rate: tl.float64,
     rows, vocab, dim, length, stride_n, stride_v,
     SAMPLE: tl.constexpr, WIDEN: tl.constexpr,
@@ -79,7 +80,7 @@ def head_kernel(
     o_lane = tl.arange(0, COLUMNS)
     o_v = first + o_lane
     m_v = o_v < vocab
-    p_hidden = hidden + o_n.to(tl.int64)[:, None] * stride_n
+    p_hidden = hidden + tl.load(source + o_n, mask=m_n, other=0)[:, None] * stride_n
     p_weight = weight + o_v.to(tl.int64)[None, :] * stride_v
     b_x = tl.zeros([ROWS, COLUMNS], tl.float32)
     for depth in range(0, dim, DEPTH):
@@ -113,16 +114,16 @@ def head_kernel(
 
 @triton_op("asrd::fused_head", mutates_args=("top1", "confidence", "entropy", "bad"))
 def _launch(
-    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, row_ids: Tensor, seeds: Tensor,
+    hidden: Tensor, weight: Tensor, source: Tensor, row: Tensor, position: Tensor, row_ids: Tensor, seeds: Tensor,
     forbidden: Tensor, unconfident: Tensor | None, temperature: float,
     top1: Tensor, confidence: Tensor, entropy: Tensor, bad: Tensor,
 ) -> None:  # fmt: skip
-    (rows, dim), vocab, sample, length = hidden.shape, weight.shape[0], temperature > 0, top1.shape[1] - 1
+    rows, (vocab, dim), sample, length = source.shape[0], weight.shape, temperature > 0, top1.shape[1] - 1
     how = head_launch(rows, vocab, weight.element_size())
     numbers = torch.empty(rows, _FIELDS.value, how.merge, dtype=torch.float32, device=hidden.device)
     picks = torch.empty(rows, how.merge, dtype=torch.int32, device=hidden.device)
     wrap_triton(head_kernel)[(triton.cdiv(rows, how.rows), how.chunks)](
-        hidden, weight, row, position, row_ids, seeds, forbidden, numbers, picks,
+        hidden, weight, source, row, position, row_ids, seeds, forbidden, numbers, picks,
         forbidden.shape[0], *race_scales(temperature),
         rows, vocab, dim, length, hidden.stride(0), weight.stride(0),
         SAMPLE=sample, WIDEN=triton.knobs.runtime.interpret and weight.dtype == torch.bfloat16,
@@ -138,14 +139,14 @@ def _launch(
 
 
 def fused_head_triton(
-    hidden: Tensor, weight: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
+    hidden: Tensor, weight: Tensor, source: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats
 ) -> None:
     """As `fused_head_torch`; the numbers of a hidden state, and of a weight's row, lie next to each other."""
     check_head(hidden, weight)
     if hidden.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError("the numbers of a hidden state, and of a weight's row, must lie next to each other")
-    if hidden.shape[0] > 0:
+    if source.shape[0] > 0:
         _launch(
-            hidden, weight, row.contiguous(), position.contiguous(), readout.row_ids, readout.seeds,
-            readout.forbidden, readout.unconfident, readout.temperature, *out,
+            hidden, weight, source.contiguous(), row.contiguous(), position.contiguous(), readout.row_ids,
+            readout.seeds, readout.forbidden, readout.unconfident, readout.temperature, *out,
         )  # fmt: skip

@@ -115,9 +115,9 @@ def chunk_kernel(
     logits, row, position, row_ids, seeds, forbidden, numbers, picks,
     num_forbidden, noise_scale: tl.float64, logit_scale: tl.float64, rate: tl.float64,
     vocab, length, stride_n, stride_v,
-    SAMPLE: tl.constexpr, CHUNK: tl.constexpr, MERGE: tl.constexpr,
+    SAMPLE: tl.constexpr, CHUNK: tl.constexpr, MERGE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    """numbers [N, _FIELDS, MERGE] and picks [N, MERGE] of one chunk of one row."""
+    """numbers [N, _FIELDS, MERGE] and picks [N, MERGE] of one chunk of one row. ALIGN divides V and stride_n."""
     n, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     here = tl.load(position + n)
     if here == length:
@@ -126,6 +126,8 @@ def chunk_kernel(
     o_lane = tl.arange(0, CHUNK)
     o_v = first + o_lane
     dtype = numbers.dtype.element_ty
+    if ALIGN < 16:  # 16 the compiler finds out itself; any other is to be seen, for the widest loads there can be
+        vocab, stride_n = vocab // ALIGN * ALIGN, stride_n // ALIGN * ALIGN
     p_row = logits + n * stride_n
     b_x = tl.load(p_row + o_v.to(tl.int64) * stride_v, mask=o_v < vocab, other=-float("inf")).to(dtype)
     if holds_any(forbidden, num_forbidden, first, CHUNK):
@@ -204,7 +206,8 @@ def _launch(
     wrap_triton(chunk_kernel)[(rows, how.chunks)](
         logits, row, position, row_ids, seeds, forbidden, numbers, picks,
         forbidden.shape[0], *race_scales(temperature), vocab, length, logits.stride(0), logits.stride(1),
-        SAMPLE=sample, CHUNK=how.chunk, MERGE=how.merge, num_warps=how.warps, enable_fp_fusion=False,
+        SAMPLE=sample, CHUNK=how.chunk, MERGE=how.merge, ALIGN=math.gcd(vocab, logits.stride(0), 16),
+        num_warps=how.warps, enable_fp_fusion=False,
     )  # fmt: skip
     unsure = forbidden if unconfident is None else unconfident
     wrap_triton(merge_kernel)[(rows,)](

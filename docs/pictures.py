@@ -1,7 +1,8 @@
 """Makes the pictures of README and docs: `python docs/pictures.py [NAME ...]`, all of them without a name.
 
 Each is written as docs/NAME.png for light and docs/NAME-dark.png for dark backgrounds. The commands keep what they
-measure in build/pictures and resume there. Times (growth-length, growth-batch, parts, serve-load) need an idle machine.
+measure in build/pictures and resume there. Times (growth-length, growth-batch, parts, serve-load, engine-load) need an
+idle machine.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
         "python -m asrd.lab.compare.frontier {docs}/data/frontier-tiny.csv {docs}/data/frontier-tiny-plain.csv"
         " {docs}/data/frontier-tiny-shift.csv --out {docs}",
         "{docs}/frontier.png",
+    ),
+    "blocks": (
+        "python -m asrd.lab.compare.frontier {docs}/data/blocks-joint.csv {docs}/data/blocks-dynamic.csv"
+        " --out {docs} --name blocks",
+        "{docs}/blocks.png",
+    ),
+    "sudoku": (
+        "python -m asrd.lab.compare.frontier {docs}/data/sudoku-tiny-sudoku.csv --out {docs} --name sudoku",
+        "{docs}/sudoku.png",
+    ),
+    "engine-load": (
+        "python -m benchmarks.engine --requests 128 --slots 4 16 --threads 1 2 --rounds 3 --out {work}/engine",
+        "{work}/engine/engine-load.png",
     ),
     "diagnose-visible": ("asrd diagnose visible --n 24 --out {work}", "{work}/visible.png"),
     "diagnose-attention": ("asrd diagnose attention --n 6 --out {work}", "{work}/attention.png"),

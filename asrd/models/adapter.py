@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from asrd.models.extra_rows import KEYWORD, AttentionLayout, ExtraRows, attending, implementation_of, may_attend
+from asrd_kernels import dispatch, leave_one_out_mask
 
 log = logging.getLogger("asrd")
 
@@ -163,7 +164,9 @@ class ModelAdapter:
         if (way or self.capabilities.layout) == "attention":
             if canvas_mask is not None and canvas_mask.dim() == 2:  # flash: transformers would make it bool
                 canvas_mask = canvas_mask.bool()
-            return {KEYWORD: ExtraRows(layout.excluded, layout.keys, canvas_mask, impl)}
+            twin = dispatch.by_twin(impl, self.table)
+            seen = leave_one_out_mask(layout.excluded, layout.keys) if twin else None  # the same in every layer
+            return {KEYWORD: ExtraRows(layout.excluded, layout.keys, canvas_mask, impl, seen)}
         mask = layout.visible(queries)[:, None]
         if self.attention == "eager":  # adds its mask to the scores
             closed = torch.finfo(self.table.dtype).min

@@ -48,11 +48,11 @@ class AttentionLayout:
         """[B, L + W] bool: the positions that every row behind the canvas may see."""
         return torch.cat([self.real, self.shared], dim=1)
 
-    def of(self, rows: Tensor, extra: int) -> AttentionLayout:
-        """That of some rows of the batch [R] and the first `extra` rows behind their canvases."""
+    def of(self, rows: Tensor | None, extra: int) -> AttentionLayout:
+        """That of some rows of the batch [R] (None: of all) and the first `extra` rows behind their canvases."""
         width = self.real.shape[1] + extra
-        parts = (self.real[rows], self.excluded[rows, :extra], self.shared[rows, :extra])
-        return AttentionLayout(*parts, self.positions[rows, :width])
+        parts = (self.real, self.excluded[:, :extra], self.shared[:, :extra], self.positions[:, :width])
+        return AttentionLayout(*(parts if rows is None else (part[rows] for part in parts)))
 
     def repeat(self, copies: int) -> AttentionLayout:
         """For so many copies of the batch."""
@@ -81,6 +81,7 @@ class ExtraRows:
     keys: Tensor  # [B, L + W] bool
     canvas_mask: Tensor | None  # attention mask of the rows before them, in the implementation's own form
     impl: str
+    seen: Tensor | None = None  # [B, W, L + W] bool: the keys that each of them sees; None: to be worked out
 
 
 def attend(
@@ -111,6 +112,7 @@ def attend(
     own = dispatch.leave_one_out_attention(
         query[:, :, queries:], key, value, rows.excluded.to(key.device), rows.keys.to(key.device),
         query.shape[3] ** -0.5 if scaling is None else scaling, rows.impl,
+        None if rows.seen is None else rows.seen.to(key.device),
     )  # fmt: skip
     return torch.cat([plain, own.transpose(1, 2)], dim=1), None
 

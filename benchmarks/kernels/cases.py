@@ -97,6 +97,8 @@ def head_case(
     """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
     hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
     weight = torch.zeros(vocab, dim, device=device, dtype=dtype)  # its memory is allocated on first access
+    if weight.numel() < 2**20:
+        weight.normal_(0, dim**-0.5, generator=torch.Generator(device).manual_seed(1))
     slot = torch.arange(rows, device=device)
     position = torch.where(slot < rows - unwanted, slot, rows)
     readout = Readout(
@@ -109,7 +111,7 @@ def head_case(
     wanted = rows - unwanted
     compulsory = nbytes(weight) + wanted * (dim * hidden.element_size() + sum(t.element_size() for t in out))
     label = f"N={rows}, V={vocab}, D={dim}{f', t={temperature}' if temperature else ''}"
-    return Case("fused_head", label, lambda op: op(hidden, weight, row, position, readout, out), compulsory)
+    return Case("fused_head", label, lambda op: op(hidden, weight, slot, row, position, readout, out), compulsory)
 
 
 def attention_case(
@@ -238,6 +240,29 @@ def reopened_case(device: str = "cpu") -> Case:
     state, stats, rules, slots = a_reopened_block(device)
     run, reset = _resettable(state, stats, rules, slots)
     return Case("commit", "a block reopened", run, None, reset)
+
+
+def mixed_case(length: int = 600, **settings: Any) -> Case:
+    """`commit` of five rows: with anchors, without a confident mask, in its first step, with the end of its text, with
+    an earlier block reopened."""
+    rules = _rules({"block_length": 64, **settings}, length)
+    state = a_state(5, 3, length, rules, 1000, None)
+    stats = VocabStats(*(values[:, :length] for values in _buffers(5, length, torch.float32, "cpu")))
+    draw = torch.Generator().manual_seed(2)
+    stats.top1.copy_(torch.randint(3, 1000, stats.top1.shape, generator=draw))
+    stats.confidence.copy_(torch.rand(stats.confidence.shape, generator=draw))
+    stats.entropy.copy_(torch.rand(stats.entropy.shape, generator=draw))
+    stats.top1[0] = torch.where(state.last[0] >= 0, state.last[0], stats.top1[0])
+    stats.confidence[1].mul_(0.6)
+    state.step[2] = 0
+    state.generated[3, 20] = EOS_ID
+    state.generated[4, 96:192] = 1000  # block 2 is full, two of its tokens fail their check, block 3 is active
+    masked = state.generated[4] == MASK_ID
+    state.guided[4] = masked if rules.scope == "sequence" else masked & (state.block_of == 3)
+    state.pending[4] = (state.positions == 130) | (state.positions == 133)
+    state.active[4] = 3
+    run, reset = _resettable(state, stats, rules, new_slots(state, rules))
+    return Case("commit", "rows of every kind", run, None, reset)
 
 
 def draft_case(

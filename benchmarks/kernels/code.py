@@ -9,6 +9,8 @@ Does not work where TRITON_INTERPRET is set.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import tempfile
@@ -22,9 +24,10 @@ from typing import Any
 from unittest.mock import patch
 
 import triton
-from triton._C.libtriton import ir
+from triton._C.libtriton import get_cache_invalidating_env_vars, ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 TARGETS = {
@@ -105,13 +108,25 @@ def ptx_for(launch: Caught, target: str) -> Ptx:
     source, options, bound = _source(launch, TARGETS[target])
     key = f"{launch.name} {source.hash()} {options.hash()}"
     if key not in _PTX:
-        _PTX[key] = _lowered(source, TARGETS[target], options)
+        _PTX[key] = _remembered(source, TARGETS[target], options)
     text, shared = _PTX[key]
     taken = {name: (kind, bound[name]) for name, kind in source.signature.items() if kind != "constexpr"}
     return Ptx(text, shared, taken)
 
 
 _PTX: dict[str, tuple[str, int]] = {}
+
+
+def _remembered(source: ASTSource, target: GPUTarget, options: Any) -> tuple[str, int]:
+    """`_lowered`, or what an earlier process made of the same, from Triton's cache, under its key."""
+    key = get_cache_key(source, make_backend(target), options, env_vars=get_cache_invalidating_env_vars())
+    cache, file = get_cache_manager(hashlib.sha256(f"ptx of {key}".encode()).hexdigest()), "ptx.json"
+    if (kept := cache.get_file(file)) is not None and not triton.knobs.compilation.always_compile:
+        text, shared = json.loads(Path(kept).read_text())
+        return text, shared
+    made = _lowered(source, target, options)
+    cache.put(json.dumps(made), file, binary=False)
+    return made
 
 
 def _lowered(source: ASTSource, target: GPUTarget, options: Any) -> tuple[str, int]:

@@ -67,7 +67,7 @@ class Tally(TorchDispatchMode):
         return counted
 
 
-def a_step(name: str = "asrd") -> tuple[loop.Run, Decoder]:
+def a_step(name: str = "asrd", **settings: Any) -> tuple[loop.Run, Decoder]:
     """A small random model in mid-decode by the decoder of that name, with the fixed shapes of a GPU run."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32}
     heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -77,17 +77,19 @@ def a_step(name: str = "asrd") -> tuple[loop.Run, Decoder]:
     make_bidirectional(model)
     adapter = ModelAdapter(model)
     with torch.no_grad():
-        config = AsrdConfig(decoder=name, max_new_tokens=96, impl="torch")
+        config = AsrdConfig(decoder=name, max_new_tokens=96, impl="torch", **settings)
         find_decoder(name).check(config, adapter)
         request = prepare(adapter, config, torch.arange(1, 9).repeat(2, 1), None)
         run = loop.Run.of(adapter, request, loop.select_slots)
         return run, find_decoder(name)(request, adapter.table.detach())
 
 
-def count_step(impl: str, name: str = "asrd") -> tuple[dict[str, int], dict[str, int]]:
-    """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton"."""
+def count_step(impl: str, name: str = "asrd", **settings: Any) -> tuple[dict[str, int], dict[str, int]]:
+    """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton".
+
+    The fused LM head counts as statistics."""
     with patch.object(dispatch, "resolve_impl", lambda *_: impl):
-        run, decoder = a_step(name)
+        run, decoder = a_step(name, **settings)
         decoder.slot_indices()  # as the first step has done; with Triton `commit` keeps them up to date from then on
     tally, adapter = Tally(), run.adapter
     run = replace(run, select=tally.within("slots", run.select))
@@ -97,6 +99,7 @@ def count_step(impl: str, name: str = "asrd") -> tuple[dict[str, int], dict[str,
         with (
             patch.object(dispatch, "resolve_impl", lambda *_: impl),
             patch.object(dispatch, "vocab_stats", tally.within("statistics", dispatch.vocab_stats)),
+            patch.object(dispatch, "fused_head", tally.within("statistics", dispatch.fused_head)),
             patch.object(decoder, "embed", tally.within("embed", decoder.embed)),
             patch.object(decoder, "attention_layout", tally.within("embed", decoder.attention_layout)),
             patch.object(decoder, "commit", tally.within("commit", decoder.commit)),

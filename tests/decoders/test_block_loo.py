@@ -72,7 +72,8 @@ def test_a_decode_is_that_of_the_restatement() -> None:
 @pytest.mark.parametrize("part", range(5))
 def test_many_decodes_are_those_of_the_restatement(part: int) -> None:
     seen = check(range(1000 + 100 * part, 1100 + 100 * part))
-    assert min(seen[name] for name in ("edited", "checks alone", "waited", "refused", "ended")) > 20
+    assert min(seen[name] for name in ("edited", "checks alone", "waited", "refused")) > 20
+    assert seen["ended"] > 5
 
 
 def batch(seed: int) -> None:

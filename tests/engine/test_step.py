@@ -218,11 +218,11 @@ OUTSIDE_OF_STEPS = {
     "asrd/engine/device/completion.py::CompletionMonitor._read_oldest": "of what has arrived in the host's memory",
     "asrd/engine/device/cached_step.py::CachedStep.__call__": "of what has arrived in the host's memory",
     "asrd/engine/caches/partial.py::PartialForward.recompute": "without graphs: the host looks once",
+    "asrd/engine/device/block_step.py::BlockStep.__call__": "of what has arrived in the host's memory",
     "asrd/models/adapter.py::ModelAdapter.__init__": "numbers of a config",
+    "asrd/models/adapter.py::ModelAdapter.close": "before the first step",
     "asrd/models/adapter.py::ModelAdapter._probe": "before the first step",
     "asrd/models/adapter.py::ModelAdapter._can_split": "before the first step",
-    "asrd/models/adapter.py::ModelAdapter._probe_padding": "before the first step",
-    "asrd/models/adapter.py::ModelAdapter._probe_layout": "before the first step",
     "asrd/models/adapter.py::ModelAdapter.probe_ids": "before the first step",
     "asrd/engine/decoder.py::Decoder.block_length": "a number of the config",
     "asrd/decoders/fast_dllm.py::FactorDecoder.__init__": "a number of the config",
@@ -241,8 +241,8 @@ OUTSIDE_OF_STEPS = {
     "asrd_kernels/arrays.py::perhaps": "of arrays in the host's memory, never of tensors",
     "asrd_kernels/anchor_embed.py::centroid": "the same tensor, or an array of the host as one",
     "asrd_kernels/anchor_embed.py::anchor_embed_torch": "the same tensor, or an array of the host as one",
-    "asrd_kernels/draft_commit_triton.py::draft_commit_triton": "is a tuple empty",
     "asrd_kernels/commit_triton.py::commit_triton": "is a tuple empty",
+    "asrd_kernels/draft_commit_triton.py::draft_commit_triton": "is a tuple empty",
 }
 
 

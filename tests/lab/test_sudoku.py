@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 import torch
 from torch import Generator
 
+import asrd
 from asrd.cli import main
+from asrd.lab.compare import RunSpec
+from asrd.lab.compare.measure import decode_batch
 from asrd.lab.sudoku import initialisation
 from asrd.lab.sudoku import train as training
 from asrd.lab.sudoku.data import as_batch, dataset, draw_batch, draw_masks, generated, load_or_generate
@@ -24,6 +28,7 @@ from asrd.lab.tiny.language import EOS_ID, MASK_ID
 from asrd.lab.tiny.language import ID as WORD_IDS
 from asrd.lab.tiny.model import Shape, TinyModel
 from asrd.lab.tiny.tokenizer import build_tokenizer as words_tokenizer
+from asrd.models.source import packaged
 
 
 def is_solved(cells: str) -> bool:
@@ -199,3 +204,16 @@ def test_a_score_counts_solved_puzzles_and_passes(untrained: Path) -> None:
     found = score(model, held_out(2), 0.0)
     assert (found.right, found.forwards, found.problems) == (0.0, 1.0, 2)
     assert score(model, held_out(2)).forwards == 90
+
+
+def test_the_packaged_model_is_small_solves_puzzles_and_says_where_it_comes_from() -> None:
+    folder = packaged("tiny-sudoku")
+    assert folder is not None
+    assert (folder / "model.safetensors").stat().st_size < 2_100_000
+    training = json.loads((folder / "training.json").read_text())
+    assert training["command"].startswith("python -m asrd.lab.sudoku.train")
+    assert (training["dirty"], len(training["commit"])) == (False, 40)
+    model, tokenizer = asrd.load("tiny-sudoku")
+    assert find_task(tokenizer) is TASKS[1]
+    records = decode_batch(model, RunSpec("loo", {"factor": 1.0}), held_out(12))
+    assert sum(record["right"] for record in records) >= 3

@@ -140,7 +140,10 @@ def test_the_whole_text_at_once_without_a_mask_is_not_the_model(tmp_path: Path, 
 
 def test_published_sizes_have_the_published_numbers_of_parameters() -> None:
     """SDAR-8B-Chat has 16,381,470,720 bytes of bfloat16 in its index; names are one for one with Qwen3's."""
-    raw = SDARConfig(4096, 36, 32, 8, 128, 12288, 151936, 32768, mask_token_id=151669).to_json()
+    raw = SDARConfig(
+        hidden_size=4096, num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+        intermediate_size=12288, vocab_size=151936, max_position_embeddings=32768, mask_token_id=151669,
+    ).to_json()  # fmt: skip
     plan = plan_sdar({**raw, "asrd_block_length": 4, "bos_token_id": None})
     with torch.device("meta"):
         model = plan.model_class(plan.config)
@@ -149,7 +152,12 @@ def test_published_sizes_have_the_published_numbers_of_parameters() -> None:
 
 
 def test_the_names_of_a_mini_are_those_of_its_layers() -> None:
-    raw = LLaDA2Config(2048, 20, 16, 4, 128, 5120, 512, 256, 8, 1, 8, 4, 2.5, 1, 157184, 16384).to_json()
+    raw = LLaDA2Config(
+        hidden_size=2048, num_hidden_layers=20, num_attention_heads=16, num_key_value_heads=4, head_dim=128,
+        intermediate_size=5120, moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8, num_shared_experts=1,
+        n_group=8, topk_group=4, routed_scaling_factor=2.5, first_k_dense_replace=1, vocab_size=157184,
+        max_position_embeddings=16384,
+    ).to_json()  # fmt: skip
     plan = plan_llada2({**raw, "asrd_block_length": 32, "bos_token_id": None}, "inclusionAI/LLaDA2.1-mini")
     assert plan.config.asrd_native == "llada21"
     assert plan.config.num_mtp_layers == 0  # by default Glm4Moe has one more layer

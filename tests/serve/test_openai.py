@@ -89,7 +89,7 @@ def test_a_block_diffusion_model_is_served_with_the_decoders_it_has() -> None:
     with running(slots=2, model=model, tokenizer=tokenizer) as server:
         client = server.client()
         facts = client.models.retrieve("tiny").model_extra["asrd"]
-        assert facts["decoders"] == ["asrd", "threshold", "factor", "native"]
+        assert facts["decoders"] == ["asrd", "threshold", "factor", "loo", "native"]
         assert facts["settings"]["block_length"] == model.config.asrd_block_length
         for decoder in ("asrd", "native"):
             out = asrd.fast_generate(model, torch.tensor([ids]), max_new_tokens=30, decoder=decoder)
@@ -102,7 +102,7 @@ def test_a_block_diffusion_model_is_served_with_the_decoders_it_has() -> None:
             word = text.split()[4]
             assert client.completions.create(stop=word, **ask).choices[0].text == text_before(text, word)
         with pytest.raises(BadRequestError, match="needs full attention"):
-            client.completions.create(model="tiny", prompt="ann", extra_body={"asrd": {"decoder": "loo"}})
+            client.completions.create(model="tiny", prompt="ann", extra_body={"asrd": {"decoder": "wino"}})
 
 
 def test_completions_take_text_ids_and_several_prompts(client: OpenAI) -> None:

@@ -21,7 +21,7 @@ class Window:
 
     total: int = 0  # rows of the canvas that there are
     rows: Tensor | None = None  # [R] int64, which of them; None: all
-    columns: Tensor | None = None  # [R, W] int64, which positions of them, -1 for a slot without one; None: the canvas
+    columns: Tensor | None = None  # [R, W] int64, which positions of them, the last column for none; None: the canvas
     extra: int = 0  # how many rows behind the canvas its queries may see
 
 
@@ -41,6 +41,9 @@ class CanvasLayer(StoredLayer):
     def write(self, stored: Tensor, new: Tensor) -> Tensor:
         """Those of the whole canvas and of what follows it in this forward, [R, H, length + extra, D]."""
         rows, columns = self.window.rows, self.window.columns
+        if columns is not None and rows is None and len(stored) == 1:  # the same, and quicker
+            stored[0].index_copy_(1, columns[0].to(stored.device), new[0])
+            return stored[:, :, : self.length + self.window.extra]
         every = torch.arange(len(stored), device=stored.device) if rows is None else rows.to(stored.device)
         if columns is None:
             stored[every, :, : self.length] = new
@@ -61,12 +64,12 @@ class CanvasCache(StoredCache):
     """The layers of one model. `aim` says what the coming forward brings; a row's first one must bring all of it."""
 
     def __init__(self, length: int, room: int = 0) -> None:
-        self.window = Window()
+        self.window, self.unused = Window(), length + room
         layer = partial(CanvasLayer, length, room, self.window)
         super().__init__(layer_class_to_replicate=layer)  # type: ignore[arg-type]
 
     def aim(self, total: int, rows: Tensor | None = None, columns: Tensor | None = None, extra: int = 0) -> None:
-        """rows [R] of `total` and columns [R, W] of the coming forward (None: all rows, the canvas), and how many
-        columns behind the canvas it sees."""
+        """rows [R] of `total` and columns [R, W] of the coming forward (None: all rows, the canvas), `unused` for a
+        slot without one, and how many columns behind the canvas it sees."""
         self.window.total, self.window.rows, self.window.columns = total, rows, columns
         self.window.extra = extra

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asrd.engine.caches.layer import CanvasCache
 from asrd.engine.caches.stored import copy_lines
-from asrd.models.adapter import ModelAdapter
+from asrd.models.adapter import LayoutWay, ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 
 
@@ -119,16 +119,22 @@ class PartialForward:
             behind = torch.arange(self.length, self.length + extra, device=due.device).expand(len(due), -1)
             columns = torch.cat([columns, behind], dim=1)
             used = torch.cat([used, due[:, self.length : self.length + extra]], dim=1)
-            here = layout.of(every % len(layout.real), extra)
-            inputs = self.adapter.layout_inputs(here, width, mask, self.impl)
+            all_rows = lines is None and len(embeds) == len(layout.real)
+            here = layout.of(None if all_rows else every % len(layout.real), extra)
+            inputs = self.adapter.layout_inputs(here, width, mask, self.impl, self._way(due.device))
             inputs["position_ids"] = here.positions.gather(1, columns)
         else:
             inputs = {} if mask is None else {"attention_mask": mask}
             inputs["position_ids"] = columns if self.positions is None else self.positions[every[:, None], columns]
-        self.cache.aim(len(embeds), lines, torch.where(used, columns, -1), extra)
+        self.cache.aim(len(embeds), lines, torch.where(used, columns, self.cache.unused), extra)
         inputs |= {"past_key_values": self.cache, "use_cache": True}
         fresh = self.adapter.body(embeds[every[:, None], columns], inputs)
         self._buffer(embeds, fresh)[every[:, None].to(fresh.device), columns.to(fresh.device)] = fresh
+
+    def _way(self, device: torch.device) -> LayoutWay | None:
+        """On a CPU one attention with a mask is quicker than two without: a slice is short. None: the model's way."""
+        one = device.type == "cpu" and self.impl != "triton" and self.adapter.attention == "sdpa"
+        return "mask" if one else None
 
     def _buffer(self, embeds: Tensor, fresh: Tensor) -> Tensor:
         """`hidden`, allocated when it is first needed."""

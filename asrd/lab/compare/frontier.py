@@ -39,6 +39,7 @@ PAGES = {
     "sudoku": "9x9 grids of reasoning-gym, 90 tokens in one block, no cache",
 }
 """What was decoded, by the name of the page."""
+NATIVE = ("native", "threshold")  # on block-diffusion models the latter is SDAR's rule
 EXPLAINED = {"frontier": "decoders", "blocks": "block", "sudoku": "tiny"}  # the page of docs/ that says what follows
 
 
@@ -245,6 +246,8 @@ def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "fro
     ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
+        if name == "blocks":  # the paper's decoder, too, against the one it is built on
+            parts.append(_differences_table([s for s in settings if s.decoder in ("asrd", *NATIVE)], "asrd"))
     if len(models) > 1 and name == "frontier":
         about = (
             "Ours against each setting of the others that takes as many passes or more, on all problems of all models."
@@ -270,9 +273,9 @@ def _settings_table(settings: Sequence[Setting]) -> str:
     return _table(["setting", "n", "accuracy", "forward passes", "tokens / pass", "positions computed", "edits"], rows)
 
 
-def _differences_table(settings: Sequence[Setting]) -> str:
+def _differences_table(settings: Sequence[Setting], ours: str = OURS) -> str:
     groups = by_decoder(settings)
-    found = [difference(o, group) for o in groups.get(OURS, []) for peer, group in groups.items() if peer != OURS]
+    found = [difference(o, group) for o in groups.get(ours, []) for peer, group in groups.items() if peer != ours]
     rows = [
         [d.ours.label, f"{d.ours.forwards:.1f}", d.peer, f"{d.forwards:.1f}", f"{len(d.ours.right)}",
          f"{d.mean:+.1f} ± {d.error:.1f}", f"{d.wins} : {d.losses}"] for d in found

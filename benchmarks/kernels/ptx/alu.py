@@ -54,7 +54,7 @@ INTEGER: dict[str, Function] = {
     "mul.hi": _product_high, "mul.wide": _product_wide, "div": _quotient, "rem": _remainder,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "neg": np.negative,
     "abs": np.abs, "mad.lo": lambda a, b, c: a * b + c, "mad.wide": lambda a, b, c: _product_wide(a, b) + c,
-    "shl": _shift_left, "shr": _shift_right,
+    "shl": _shift_left, "shr": _shift_right, "popc": lambda a: np.bitwise_count(a).astype(np.uint32),
 }  # fmt: skip
 PREDICATE: dict[str, Function] = {
     "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not,
@@ -121,6 +121,8 @@ def arithmetic(step: Instruction) -> Step:
         return _divide(step, table[name], kind)
     if step.name in ("shl", "shr"):
         return _apply(step, table[name], [kind, TYPES["u32"]], kind)
+    if name == "popc":
+        return _apply(step, table[name], [kind], TYPES["u32"])
     if name == "mul.wide":
         return _apply(step, table[name], [kind], _doubled(kind))
     if name == "mad.wide":
@@ -319,7 +321,7 @@ def _convert_pair(step: Instruction, suffixes: tuple[str, ...], target: str) -> 
 DECODE: dict[str, Callable[[Instruction], Step]] = {
     **dict.fromkeys(
         ("add", "sub", "mul", "div", "rem", "min", "max", "mad", "fma", "neg", "abs", "not", "and", "or", "xor",
-         "shl", "shr"),
+         "shl", "shr", "popc"),
         arithmetic,
     ),
     "ex2": approximate, "rcp": approximate, "bfe": bit_field, "setp": compare, "selp": select, "mov": move,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.kernels.cases import Case, commit_case, embed_case, head_case, stats_case
+from benchmarks.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, head_case, stats_case
 from benchmarks.kernels.launchers import LAUNCHERS
 from benchmarks.kernels.ptx.counts import Counts, Traffic
 from benchmarks.kernels.ptx.launch import executed
@@ -16,11 +16,16 @@ SUBJECTS: dict[str, Callable[[], Case]] = {
     "bf16 V=126464": lambda: stats_case(1, 126464, torch.bfloat16),
     "bf16 V=126464 sampled": lambda: stats_case(1, 126464, torch.bfloat16, temperature=0.7),
     "fp32 V=126464 sampled": lambda: stats_case(1, 126464, torch.float32, temperature=0.7),
+    "bf16 V=126460": lambda: stats_case(1, 126460, torch.bfloat16),
     "bf16 V=126463": lambda: stats_case(1, 126463, torch.bfloat16),
     "bf16 D=4096": lambda: embed_case(2, 4, 64, 4096, torch.bfloat16, anchors=16),
     "bf16 D=4001": lambda: embed_case(2, 4, 64, 4001, torch.bfloat16, anchors=16),
     "G=256": lambda: commit_case(2, 3, 256),
     "G=1024 sequence": lambda: commit_case(2, 3, 1024, scope="sequence"),
+    "G=256 factor": lambda: draft_case(2, 3, 256),
+    "G=256 threshold": lambda: draft_case(2, 3, 256, factor=None),
+    "G=256 witnesses": lambda: draft_case(2, 3, 256, witnesses=8),
+    "bf16 W=8 L=512 D=128": lambda: attention_case(8, 512, 128, torch.bfloat16),
     "bf16 N=16 D=1024": lambda: head_case(16, 512, 1024, torch.bfloat16),
     "bf16 N=64 D=512": lambda: head_case(64, 512, 512, torch.bfloat16),
 }

@@ -12,22 +12,35 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernels.cases import Case, commit_case, embed_case, head_case, reopened_case, stats_case
+from benchmarks.kernels.cases import (
+    Case,
+    attention_case,
+    draft_case,
+    embed_case,
+    head_case,
+    mixed_case,
+    stats_case,
+)
 from benchmarks.kernels.launchers import LAUNCHERS
 from benchmarks.kernels.ptx.decode import program
 from benchmarks.kernels.ptx.launch import Launched, executed
 from benchmarks.kernels.ptx.unit import Options
 
+ENDS = tuple(range(3, 19))  # so many that texts end
 SUBJECTS: dict[str, Callable[[], Case]] = {
     "vocab_stats": lambda: stats_case(2, 4100, torch.bfloat16),
     "vocab_stats, sampled": lambda: stats_case(2, 4100, torch.bfloat16, temperature=0.7),
     "anchor_embed": lambda: embed_case(2, 3, 40, 1024, torch.bfloat16, anchors=5),
     "anchor_embed, D=100": lambda: embed_case(2, 3, 40, 100, torch.float32, anchors=5),
-    "commit, G=256": lambda: commit_case(2, 3, 256),
-    "commit, a block reopened": reopened_case,
-    "commit, sequence": lambda: commit_case(2, 3, 300, scope="sequence", revoked_history="reset"),
+    "commit": mixed_case,
+    "commit, sequence": lambda: mixed_case(scope="sequence", revoked_history="reset"),
     "fused_head, mma": lambda: head_case(16, 300, 128, torch.bfloat16),
     "fused_head, fp32": lambda: head_case(17, 300, 64, torch.float32, temperature=0.7),
+    "draft_commit, factor": lambda: draft_case(2, 3, 256, block_length=128, eos_ids=ENDS),
+    "draft_commit, threshold": lambda: draft_case(2, 3, 600, factor=None, scope="sequence", eos_ids=ENDS),
+    "draft_commit, witnesses": lambda: draft_case(2, 3, 256, witnesses=4),
+    "leave_one_out_attention, mma": lambda: attention_case(3, 130, 40, torch.bfloat16),
+    "leave_one_out_attention, fp32": lambda: attention_case(3, 130, 40, torch.float32),
 }
 
 

@@ -1,7 +1,8 @@
 """Faults planted in the real kernels are found when what Triton compiles of them is executed.
 
-The kernel's source is copied with one piece replaced. Where the machine names no fault, the values must be wrong:
-`compared` says of which kernels.
+The kernel's source is copied with one piece replaced. Where the machine names no fault, the values must be wrong.
+Each kernel has one fault of each kind that it can have; the barriers that the compiler puts in are left out one by one
+in test_lost_barriers.py.
 """
 
 from __future__ import annotations
@@ -18,16 +19,35 @@ import pytest
 import torch
 
 import asrd_kernels
-from benchmarks.kernels.cases import Case, commit_case, embed_case, head_case, reopened_case, stats_case
+from benchmarks.kernels.cases import (
+    Case,
+    attention_case,
+    commit_case,
+    draft_case,
+    embed_case,
+    head_case,
+    reopened_case,
+    stats_case,
+)
 from benchmarks.kernels.launchers import LAUNCHERS
 from benchmarks.kernels.ptx.launch import Launched, executed
 
 _NUMBER = itertools.count()
+MODULES = {"leave_one_out_attention": "leave_one_out"}
+KINDS = {"mask", "stride", "reduction", "predicate", "scratch", "barrier"}
+WITHOUT = {  # what a kernel's source does not have
+    "vocab_stats": {"barrier"},
+    "anchor_embed": {"barrier"},
+    "commit": {"scratch"},
+    "draft_commit": {"scratch"},
+    "fused_head": {"barrier"},
+    "leave_one_out_attention": {"barrier"},
+}
 
 
 def planted(operation: str, piece: str, instead: str, folder: Path) -> Callable[..., Any]:
     """The launcher of an operation, of a copy of its module with a piece replaced."""
-    text = (Path(asrd_kernels.__file__).parent / f"{operation}_triton.py").read_text()
+    text = (Path(asrd_kernels.__file__).parent / f"{MODULES.get(operation, operation)}_triton.py").read_text()
     assert piece in text
     name = f"asrd_kernels_planted_{next(_NUMBER)}"
     text = text.replace(piece, instead, 1).replace("asrd::", f"{name}::")
@@ -51,65 +71,140 @@ def run(case: Case, launcher: Callable[..., Any]) -> list[Launched]:
 
 @dataclass(frozen=True)
 class Plant:
+    """A piece of an operation's source, and what stands there instead."""
+
+    kind: str
     operation: str
     make: Callable[[], Case]
     piece: str
     instead: str
-    kinds: set[str]  # faults named; none: the values are wrong
+    named: set[str]  # faults; none: the values are wrong
     says: str = ""
 
 
+STATS = lambda: stats_case(1, 1000, torch.float32)  # noqa: E731
 EMBED = lambda: embed_case(2, 3, 40, 100, torch.float32, anchors=5)  # noqa: E731
+COMMIT = lambda: commit_case(2, 3, 40)  # noqa: E731
+DRAFT = lambda: draft_case(2, 3, 60, witnesses=3)  # noqa: E731
+HEAD = lambda: head_case(20, 200, 64, torch.bfloat16)  # noqa: E731
+ATTENTION = lambda: attention_case(3, 130, 40, torch.bfloat16, batch=2)  # noqa: E731
 PLANTS = {
     "vocab_stats reads a logit too many": Plant(
-        "vocab_stats", lambda: stats_case(1, 1000, torch.float32), "mask=o_v < vocab", "mask=o_v <= vocab",
-        {"out of bounds"}, "logits, byte 4000",
+        "mask", "vocab_stats", STATS, "mask=o_v < vocab", "mask=o_v <= vocab", {"out of bounds"}, "logits, byte 4000",
     ),
     "vocab_stats loses its mask": Plant(
-        "vocab_stats", lambda: stats_case(1, 1000, torch.bfloat16),
-        ', mask=o_v < vocab, other=-float("inf"))', ")", {"out of bounds"}, "logits",
+        "predicate", "vocab_stats", STATS, ', mask=o_v < vocab, other=-float("inf"))', ")", {"out of bounds"}, "logits",
     ),
     "vocab_stats steps by the wrong stride": Plant(
-        "vocab_stats", lambda: stats_case(3, 1000, torch.float32, gap=5), "n * stride_n", "n * vocab",
+        "stride", "vocab_stats", lambda: stats_case(3, 1000, torch.float32, gap=5), "n * stride_n", "n * vocab",
         {"out of bounds"}, "logits",
     ),
     "vocab_stats reduces by the wrong operation": Plant(
-        "vocab_stats", lambda: stats_case(1, 1000, torch.float32), "tl.sum(b_weight, axis=AXIS)",
-        "tl.max(b_weight, axis=AXIS)", set(),
+        "reduction", "vocab_stats", STATS, "tl.sum(b_weight, axis=AXIS)", "tl.max(b_weight, axis=AXIS)", set(),
     ),
     "vocab_stats lets a forbidden token race": Plant(
-        "vocab_stats", lambda: stats_case(1, 1000, torch.float32, temperature=0.7), "tl.load(ids + i) - first",
+        "mask", "vocab_stats", lambda: stats_case(1, 1000, torch.float32, temperature=0.7), "tl.load(ids + i) - first",
         "tl.load(ids + i) - first + LANES", set(),
     ),
     "the merge reads a chunk too many": Plant(
-        "vocab_stats", lambda: stats_case(1, 5000, torch.float32), "o_chunk < chunks", "o_chunk <= chunks",
+        "mask", "vocab_stats", lambda: stats_case(1, 5000, torch.float32), "o_chunk < chunks", "o_chunk <= chunks",
         {"unwritten"}, "numbers",
     ),
     "a chunk leaves its sum unwritten": Plant(
-        "vocab_stats", lambda: stats_case(1, 1000, torch.float32),
-        "tl.store(p_number + MERGE, rest)", "pass", {"unwritten"}, "numbers",
+        "scratch", "vocab_stats", STATS, "tl.store(p_number + MERGE, rest)", "pass", {"unwritten"}, "numbers",
+    ),
+    "vocab_stats takes rows to be better aligned than they are": Plant(
+        "stride", "vocab_stats", lambda: stats_case(2, 1004, torch.float32), "math.gcd(vocab, logits.stride(0), 16)",
+        "8", set(),
     ),
     "anchor_embed copies a dimension too many": Plant(
-        "anchor_embed", EMBED, "m_d = o_d < dim\n            b_row", "m_d = o_d <= dim\n            b_row",
+        "mask", "anchor_embed", EMBED, "m_d = o_d < dim\n            b_row", "m_d = o_d <= dim\n            b_row",
         {"programs"}, "out",
     ),
     "anchor_embed averages an anchor too many": Plant(
-        "anchor_embed", EMBED, "m_anchor = o_anchor < cached", "m_anchor = o_anchor <= cached", set(),
+        "mask", "anchor_embed", EMBED, "m_anchor = o_anchor < cached", "m_anchor = o_anchor <= cached", set(),
+    ),
+    "anchor_embed averages rows of no anchor": Plant(
+        "predicate", "anchor_embed", EMBED, "mask=m_anchor[:, None] & m_d[None, :]",
+        "mask=m_d[None, :] & (b_token[:, None] >= 0)", set(),
+    ),
+    "anchor_embed guides in the wrong row": Plant(
+        "stride", "anchor_embed", EMBED, "out + (b * canvas + prompt) * dim, program",
+        "out + (b * length + prompt) * dim, program", {"programs"}, "out",
+    ),
+    "anchor_embed takes the largest anchor for their sum": Plant(
+        "reduction", "anchor_embed", EMBED, "tl.sum(b_rows, axis=0)", "tl.max(b_rows, axis=0)", set(),
+    ),
+    "anchor_embed leaves what it copies unwritten": Plant(
+        "scratch", "anchor_embed", EMBED, "tl.store(p_out, b_row, mask=m_d)", "pass", set(),
     ),
     "commit looks at a position too many": Plant(
-        "commit", lambda: commit_case(1, 3, 33), "m_ = o_ < length", "m_ = o_ <= length", {"out of bounds"},
+        "mask", "commit", COMMIT, "m_ = o_ < length", "m_ = o_ <= length", {"out of bounds"},
     ),
     "commit fills the slots before all is written": Plant(
-        "commit", reopened_case, "tl.debug_barrier()  # every warp has written `pending`", "pass  # `pending`",
-        {"race"}, "p_guided",
+        "barrier", "commit", reopened_case, "tl.debug_barrier()  # every warp has written `pending`",
+        "pass  # `pending`", {"race"}, "p_guided",
+    ),
+    "commit reads another row's statistics": Plant(
+        "stride", "commit", COMMIT, "p_top1 += row * s_top1", "p_top1 += row * room", set(),
+    ),
+    "commit finds the last where it wants the first": Plant(
+        "reduction", "commit", COMMIT, "tl.min(_side_by_side", "tl.max(_side_by_side", set(),
+    ),
+    "commit counts steps of tokens that were not asked for": Plant(
+        "predicate", "commit", COMMIT, "b_run, mask=m_ & b_guided", "b_run, mask=m_", set(),
+    ),
+    "draft_commit looks at a position too many": Plant(
+        "mask", "draft_commit", DRAFT, "m_ = o_ < length", "m_ = o_ <= length", {"out of bounds"},
+    ),
+    "draft_commit fills the slots before all is written": Plant(
+        "barrier", "draft_commit", lambda: draft_case(2, 3, 256, block_length=128, eos_ids=tuple(range(3, 19))),
+        "tl.debug_barrier()  # every warp has written `pending`", "pass  # `pending`", {"race"}, "p_guided",
+    ),
+    "draft_commit counts another row's edits": Plant(
+        "stride", "draft_commit", DRAFT, "p_edits += row * room", "p_edits += row * witnesses", {"programs"}, "p_edits",
+    ),
+    "draft_commit finds the last that falls short of its bound": Plant(
+        "reduction", "draft_commit", DRAFT, "tl.min(tl.join(", "tl.max(tl.join(", set(),
+    ),
+    "draft_commit is sure of what it did not write": Plant(
+        "predicate", "draft_commit", DRAFT, "b_confidence, mask=m_ & b_written", "b_confidence, mask=m_", set(),
     ),
     "fused_head reads a token too many": Plant(
-        "fused_head", lambda: head_case(3, 200, 64, torch.bfloat16), "m_v = o_v < vocab", "m_v = o_v <= vocab",
-        {"out of bounds"}, "weight",
+        "mask", "fused_head", HEAD, "m_v = o_v < vocab", "m_v = o_v <= vocab", {"out of bounds"}, "weight",
     ),
-    "fused_head forgets which rows are wanted": Plant(
-        "fused_head", lambda: head_case(20, 200, 64, torch.float32), "mask=m_n[:, None] & m_d[None, :]",
-        "mask=m_d[None, :] & (o_d[None, :] >= 0)", {"out of bounds"}, "hidden",
+    "fused_head forgets how many rows there are": Plant(
+        "predicate", "fused_head", HEAD, "tl.load(source + o_n, mask=m_n, other=0)", "tl.load(source + o_n)",
+        {"out of bounds"}, "source",
+    ),
+    "fused_head steps by the wrong stride": Plant(
+        "stride", "fused_head", HEAD, "[None, :] * stride_v", "[None, :] * vocab", {"out of bounds"},
+    ),
+    "fused_head forgets what it has added up": Plant(
+        "reduction", "fused_head", lambda: head_case(20, 200, 128, torch.bfloat16), "b_weight, b_x, input_precision",
+        "b_weight, input_precision", set(),
+    ),
+    "fused_head leaves a sum unwritten": Plant(
+        "scratch", "fused_head", HEAD, "tl.store(p_number + MERGE, b_rest, mask=m_n)", "pass", {"unwritten"}, "numbers",
+    ),
+    "leave_one_out_attention reads a dimension too many": Plant(
+        "mask", "leave_one_out_attention", ATTENTION, "m_d = o_d < dim\n    p_row", "m_d = o_d <= dim\n    p_row",
+        {"programs"}, "p_mix",
+    ),
+    "leave_one_out_attention forgets how many keys there are": Plant(
+        "predicate", "leave_one_out_attention", ATTENTION, "mask=m_n[None, :] & m_d[:, None]",
+        "mask=(p_n[None, :] >= 0) & m_d[:, None]", {"out of bounds"}, "p_key",
+    ),
+    "leave_one_out_attention takes another head's keys": Plant(
+        "stride", "leave_one_out_attention", ATTENTION, "head * sk_h", "head * sk_n", set(),
+    ),
+    "leave_one_out_attention takes the largest weight for their sum": Plant(
+        "reduction", "leave_one_out_attention", ATTENTION, "tl.sum(b_weight, axis=1)", "tl.max(b_weight, axis=1)",
+        set(),
+    ),
+    "leave_one_out_attention leaves a sum unwritten": Plant(
+        "scratch", "leave_one_out_attention", ATTENTION, "tl.store(p_total + o_out, b_total, mask=m_r)", "pass",
+        {"unwritten"}, "p_total",
     ),
 }  # fmt: skip
 
@@ -122,7 +217,13 @@ def test_a_fault_planted_in_a_real_kernel_is_found(name: str, tmp_path: Path) ->
     assert [launch.faults for launch in sound] == [[] for _ in sound]
     wrong = run(case, planted(plant.operation, plant.piece, plant.instead, tmp_path))
     faults = [fault for launch in wrong for fault in launch.faults]
-    assert {fault.kind for fault in faults} >= plant.kinds
-    assert any(plant.says in fault.text for fault in faults) or not plant.kinds
-    if not plant.kinds:
+    assert {fault.kind for fault in faults} >= plant.named
+    assert any(plant.says in fault.text for fault in faults) or not plant.named
+    if not plant.named:
         assert [launch.results for launch in wrong] != [launch.results for launch in sound]
+
+
+def test_every_kernel_has_a_fault_of_every_kind() -> None:
+    for operation in LAUNCHERS:
+        planted_kinds = {plant.kind for plant in PLANTS.values() if plant.operation == operation}
+        assert planted_kinds == KINDS - WITHOUT[operation], operation

@@ -27,18 +27,24 @@ def a_readout(vocab: int, **settings: Any) -> Readout:
 
 
 def check(
-    hidden: Tensor, weight: Tensor, position: Tensor | None = None, guarded: bool = True, **settings: Any
+    hidden: Tensor,
+    weight: Tensor,
+    position: Tensor | None = None,
+    source: Tensor | None = None,
+    guarded: bool = True,
+    **settings: Any,
 ) -> VocabStats:
     """Run kernel, twin and float64 truth; compare at the wanted positions; the others must stay as they were."""
-    rows, vocab = hidden.shape[0], weight.shape[0]
+    source = torch.arange(len(hidden)) if source is None else source
+    rows, vocab = len(source), weight.shape[0]
     position = torch.arange(rows) if position is None else position
     readout, row = a_readout(vocab, **settings), torch.zeros_like(position)
     found, twin, truth = (poisoned(1, rows) for _ in range(3))
     with KernelGuard() if guarded else nullcontext():
-        fused_head_triton(hidden, weight, row, position, readout, found)
-    fused_head_torch(hidden, weight, row, position, readout, twin)
+        fused_head_triton(hidden, weight, source, row, position, readout, found)
+    fused_head_torch(hidden, weight, source, row, position, readout, twin)
     truth = VocabStats(truth.top1, truth.confidence.double(), truth.entropy.double(), truth.bad)
-    vocab_stats_torch(hidden.double() @ weight.double().T, row, position, readout, truth)
+    vocab_stats_torch(hidden[source].double() @ weight.double().T, row, position, readout, truth)
     wanted = torch.zeros(1, rows + 1, dtype=torch.bool)
     wanted[0, position[position < rows]] = True
     assert torch.equal(found.top1[wanted], twin.top1[wanted])
@@ -87,8 +93,8 @@ def test_unused_slots_are_neither_computed_nor_written() -> None:
     found = check(hidden, weight, position)
     assert (found.top1[0, 16:32] == -7).all()
     with KernelGuard() as guard:
-        readout = a_readout(200)
-        fused_head_triton(hidden, weight, torch.zeros(40).long(), torch.full((40,), 40), readout, poisoned(1, 40))
+        unused, readout = torch.full((40,), 40), a_readout(200)
+        fused_head_triton(hidden, weight, unused - 40, torch.zeros(40).long(), unused, readout, poisoned(1, 40))
     assert guard.launches[0].by_argument()["weight"][0].bytes == 0
 
 
@@ -119,9 +125,21 @@ def test_rows_with_gaps_between_them_are_read_right() -> None:
     check(hidden[::2, :64], weight[:, :64])
 
 
+def test_rows_are_picked_from_anywhere_in_the_models_output() -> None:
+    """In any order, some twice; rows that nobody asks for are not read."""
+    hidden, weight = inputs(90, 200, 64, "fp32")
+    source = torch.tensor([71, 3, 3, 89, 0, 40])
+    asked = torch.zeros(90, dtype=torch.bool)
+    asked[source] = True
+    hidden[~asked] = torch.nan
+    found = check(hidden, weight, source=source)
+    assert not found.bad[0, :6].any()
+    assert found.entropy[0, 1] == found.entropy[0, 2]
+
+
 def test_what_the_kernel_cannot_read_is_refused() -> None:
     hidden, weight = inputs(2, 20, 64, "fp32")
-    rest = (torch.zeros(2).long(), torch.arange(2), a_readout(20), poisoned(1, 2))
+    rest = (torch.arange(2), torch.zeros(2).long(), torch.arange(2), a_readout(20), poisoned(1, 2))
     with pytest.raises(ValueError, match=r"hidden states of torch.float64 and a weight of torch.float32"):
         fused_head_triton(hidden.double(), weight, *rest)
     with pytest.raises(ValueError, match="next to each other"):

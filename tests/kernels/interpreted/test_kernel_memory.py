@@ -140,8 +140,12 @@ def position_past_the_room(logits: Any, row: Any, position: Any, readout: Any, o
     LAUNCHERS["vocab_stats"](logits, row, position + 2, readout, out)
 
 
-def no_row_ids(hidden: Any, weight: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
-    LAUNCHERS["fused_head"](hidden, weight, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
+def no_row_ids(hidden: Any, weight: Any, source: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
+    LAUNCHERS["fused_head"](hidden, weight, source, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
+
+
+def source_past_the_canvas(hidden: Any, weight: Any, source: Any, *rest: Any) -> None:
+    LAUNCHERS["fused_head"](hidden, weight, source + 1, *rest)
 
 
 def anchor_past_the_canvas(state: Any, table: Any, rules: Any, *keys: Any) -> None:
@@ -194,6 +198,7 @@ def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, vis
             no_row_ids,
             "loads outside row_ids",
         ),
+        (lambda: head_case(2, 64, 64, torch.float32), source_past_the_canvas, "loads outside hidden"),
         (lambda: embed_case(2, 3, 40, 64, torch.float32, anchors=4), anchor_past_the_canvas, "loads outside tokens"),
         (lambda: commit_case(2, 3, 40), statistics_of_fewer_positions, "commit_kernel: program 1 loads outside p_top1"),
         (lambda: commit_case(2, 3, 40), slots_of_fewer_rows, "commit_kernel: program 1 stores outside p_slots"),

@@ -178,6 +178,8 @@ def integer_cases() -> list[Case]:
             choose = lambda a, b, p: a if p else b  # noqa: E731
             cases.append(Case(f"selp.{kind} {{d}}, {{a}}, {{b}}, {{c}};", (kind, kind, "pred"), kind, choose))
             cases.append(Case(f"mov.{kind} {{d}}, {{a}};", (kind,), kind, lambda a: a))
+    for kind in ("b32", "b64"):
+        cases.append(Case(f"popc.{kind} {{d}}, {{a}};", (kind,), "u32", int.bit_count))
     cases.append(Case("neg.s32 {d}, {a};", ("s32",), "s32", operator.neg))
     cases.append(Case("abs.s32 {d}, {a};", ("s32",), "s32", abs))
     cases.append(Case("setp.eq.b64 {d}, {a}, {b};", ("b64", "b64"), "pred", operator.eq))
