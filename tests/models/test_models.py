@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM
 
 import asrd
-from asrd.models.adapter import ModelAdapter
+from asrd.models.adapter import ModelAdapter, evaluating
 from tests.support.remote_models import DreamConfig, DreamModel, LLaDAConfig, LLaDAModelLM, randomise
 from tests.support.table_models import TableModel, TableSpec, make_llama, make_qwen2
 
@@ -276,6 +276,22 @@ def test_every_module_keeps_its_own_training_mode() -> None:
         before = modes(model)
         asrd.fast_generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=2, kv_cache="dual")
         assert modes(model) == before
+
+
+def test_a_second_thread_waits_until_the_first_has_restored_the_training_mode() -> None:
+    model = make_llama(4).train()
+
+    def second() -> None:
+        with evaluating(model):
+            pass
+
+    thread = threading.Thread(target=second)
+    with evaluating(model):
+        thread.start()
+        thread.join(timeout=0.3)
+        assert thread.is_alive()
+    thread.join()
+    assert all(modes(model).values())
 
 
 def test_four_threads_on_a_new_model_leave_its_training_mode_as_it_was() -> None:

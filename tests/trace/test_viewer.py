@@ -718,3 +718,15 @@ def test_on_a_phone_whatever_can_be_tapped_is_44_pixels_high_and_the_title_is_co
     maps = [tab.locator("canvas").nth(i).bounding_box() for i in range(2)]  # side by side
     assert maps[0]["y"] == pytest.approx(maps[1]["y"], abs=1)
     assert maps[0]["x"] + maps[0]["width"] < maps[1]["x"]
+
+
+@pytest.mark.parametrize("width", [390, 641, 768, 861, 1024])
+def test_every_control_is_on_the_screen(width: int, show: Opener, traces: list[Trace]) -> None:
+    tab = show(traces, viewport={"width": width, "height": 900})
+    edges = tab.evaluate(
+        "[...document.querySelectorAll('.controls *')].filter((e) => e.offsetParent)"
+        ".map((e) => e.getBoundingClientRect()).map((b) => [b.left, b.right, b.top, b.bottom])"
+    )
+    assert min(left for left, *_ in edges) >= 0
+    assert max(right for _, right, *_ in edges) <= width
+    assert max(bottom for *_, bottom in edges) <= 900
