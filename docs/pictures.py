@@ -46,6 +46,10 @@ PICTURES = {  # name: (command, its picture); {work} and {docs} are folders
     "diagnose-attention": ("asrd diagnose attention --n 6 --out {work}", "{work}/attention.png"),
     "diagnose-stability": ("asrd diagnose stability --n 8 --out {work}", "{work}/stability.png"),
     "kernel-growth": ("python -m benchmarks.kernels.cost --out {work}/cost", "{work}/cost/growth.png"),
+    "kernel-counts": (
+        "python -m benchmarks.kernels.counts --out {work}/counts --plot {docs}/data/kernel-counts.csv",
+        "{work}/counts/counts.png",
+    ),
     "growth-length": (HEAD_TO_HEAD, "{work}/head-to-head/growth-length.png"),
     "growth-batch": (HEAD_TO_HEAD, "{work}/head-to-head/growth-batch.png"),
     "parts": (HEAD_TO_HEAD, "{work}/head-to-head/parts.png"),
