@@ -51,6 +51,7 @@ RECIPES = {
     "edit": Recipe("edit", "tiny", 1200, stop=300, edit=True, init="tiny-plain"),
     "plain": Recipe("plain", "tiny-plain", 8000, stop=4000),
     "block": Recipe("block", "tiny-block", 240, stop=204, edit=True, block=32, init="tiny"),
+    "block4": Recipe("block4", "tiny-block4", 120, stop=120, edit=True, block=4, init="tiny-block"),
     "shift": Recipe("shift", "tiny-shift", 1200, stop=400, shift=True, init="tiny-plain"),
 }
 
