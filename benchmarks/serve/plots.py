@@ -30,7 +30,8 @@ def _draw(result: dict[str, Any], theme: Theme) -> Figure:
     moments = [(seconds / 60, size) for seconds, size in result["memory"]]
     memory.plot(*zip(*moments, strict=True), color=first["color"], linewidth=first["linewidth"])
     memory.set(title="memory of the server (MB)", xlabel="minutes", ylim=(0, None))
-    throughput.set(title="requests per second", xlabel="offered load (% of capacity)", ylim=(0, None))
+    top = 1.4 * result["engine"]["per_second"]  # room for the legend
+    throughput.set(title="requests per second", xlabel="offered load (% of capacity)", ylim=(0, top))
     latency.set(title="seconds to the answer", xlabel="offered load (% of capacity)", ylim=(0, None))
     for panel in (throughput, latency):
         panel.legend(loc="upper left")
