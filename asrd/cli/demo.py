@@ -24,7 +24,7 @@ from asrd.lab.compare.measure import decode_batch
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.report import Summary, summarise
 from asrd.lab.tables import counted
-from asrd.lab.tasks import Problem
+from asrd.lab.tasks import Problem, length_and_blocks
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.language import EOS_ID, MASK_ID, PAD_ID
 
@@ -67,9 +67,8 @@ def record(model: Any, tokenizer: Any, problem: Problem, spec: RunSpec) -> list[
         model,
         torch.tensor([prompt_ids(problem)]),
         decoder=spec.decoder,
-        max_new_tokens=problem.response_length,
-        block_length=problem.block_length,
         observers=[EventObserver(MASK_ID, (EOS_ID,), frames.handle)],
+        **length_and_blocks(problem, model),
         **spec.settings,
     )
     return frames.frames

@@ -6,11 +6,12 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from asrd.cli.diagnose_options import windows_of
+from asrd.cli.diagnose_options import STABILITY_MODELS, windows_of
 from asrd.cli.loading import limit_threads, load_model, load_plugins, require_packaged_task
 from asrd.cli.settings import listed, parse_setting
 from asrd.decoders import find_decoder
@@ -18,6 +19,7 @@ from asrd.files import write_text
 from asrd.lab.diagnose import errors, reports, runtime
 from asrd.lab.diagnose.annotations import read_annotations, tasks
 from asrd.lab.diagnose.attention import attention_redistribution
+from asrd.lab.diagnose.context import with_plain_drafts
 from asrd.lab.diagnose.displacement import Displacement, DisplacementWatcher
 from asrd.lab.diagnose.persistence import wrong_persistence
 from asrd.lab.diagnose.report import Report
@@ -51,8 +53,9 @@ def run_errors(arguments: argparse.Namespace) -> None:
 
         _write_tasks(arguments, settings, annotation_samples(arguments.eval, arguments.kind, arguments.n))
         return
-    decoders, windows = _decoders(arguments), windows_of(arguments)
+    windows = windows_of(arguments)
     model, tokenizer = load_model(arguments)
+    decoders = _decoders(arguments, model, errors.DECODERS, errors.BLOCK_DECODERS)
     samples = _samples(arguments, tokenizer)
     if arguments.tasks is not None:
         texts = errors.tasks_of(
@@ -78,8 +81,9 @@ def _write_tasks(arguments: argparse.Namespace, settings: dict[str, Any], texts:
 
 def run_runtime(arguments: argparse.Namespace) -> None:
     """Time of a step by part."""
-    settings, decoders = _begin(arguments), _decoders(arguments)
+    settings = _begin(arguments)
     model, tokenizer = load_model(arguments)
+    decoders = _decoders(arguments, model, runtime.DECODERS, runtime.BLOCK_DECODERS)
     samples = _samples(arguments, tokenizer)
     found = runtime.runtime_breakdown(model, samples, decoders, settings, tokenizer, quiet=False)
     _finish(arguments, reports.runtime_report(found, _about(arguments, settings), _title(arguments, samples)))
@@ -103,7 +107,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
     problems = [sample.problem for sample in samples if sample.problem is not None]
     moved: dict[str, tuple[Displacement, Displacement]] = {}
     lasting, contaminated = {}, {}
-    names = listed(arguments.models)
+    names = listed(arguments.models or arguments.model or STABILITY_MODELS)
     for name in names:
         arguments.model = name
         model, tokenizer = load_model(arguments)
@@ -125,7 +129,7 @@ def run_stability(arguments: argparse.Namespace) -> None:
             Displacement.joined([watcher.probe for watcher in watchers]),
         )
         contaminated[name] = errors.packaged_errors(
-            model, problems, ("asrd",), windows, settings, arguments.batch_size, quiet=False
+            model, problems, ("asrd",), windows, with_plain_drafts(model, settings), arguments.batch_size, quiet=False
         )
     about = _about(arguments, settings) | {"model": names}
     title = f"{', '.join(names)}, {counted(arguments.n, f'{arguments.level} problem')}"
@@ -148,7 +152,9 @@ def _samples(arguments: argparse.Namespace, tokenizer: Any, need_answers: bool =
     return packaged_samples(arguments.n, arguments.level, task)
 
 
-def _decoders(arguments: argparse.Namespace) -> list[str]:
+def _decoders(arguments: argparse.Namespace, model: Any, usual: Sequence[str], on_blocks: Sequence[str]) -> list[str]:
+    if arguments.decoders is None:
+        return list(usual if getattr(model.config, "asrd_block_length", None) is None else on_blocks)
     names = listed(arguments.decoders)
     for name in names:
         find_decoder(name)

@@ -13,8 +13,10 @@ from asrd.files import check_file, check_folder
 from asrd.lab.tasks import LEVELS
 from asrd.settings import check
 
-ERROR_DECODERS = "standard,wino,asrd"
-RUNTIME_DECODERS = "standard,threshold,factor,wino,saber,asrd"
+ERROR_DECODERS = "standard,wino,asrd; on block-diffusion models native,asrd"
+RUNTIME_DECODERS = (
+    "standard,threshold,factor,wino,saber,asrd; on block-diffusion models native,threshold,factor,loo,asrd"
+)
 STABILITY_MODELS = "tiny,tiny-plain,tiny-shift"
 KINDS = ("code", "math")  # of annotators' prompts
 LONGEST = 6
@@ -33,7 +35,6 @@ class _Diagnosis:
     takes_prompts: bool = True
 
 
-_DECODERS = {"help": "(default: %(default)s)"}
 _WINDOWS = {"default": "1,2,3,4", "help": "k of the decoders with anchors (default: %(default)s)"}
 _DIAGNOSES = (
     _Diagnosis(
@@ -49,7 +50,7 @@ _DIAGNOSES = (
         "On the packaged task the errors are exact. For a benchmark of your own: --prompts FILE --tasks TASKS.json"
         " writes the texts for an annotator; --annotations FILLED.json reads them annotated.",
         {
-            "--decoders": _DECODERS | {"default": ERROR_DECODERS},
+            "--decoders": {"help": f"(default: {ERROR_DECODERS})"},
             "--windows": _WINDOWS,
             "--annotations": {"type": Path, "help": "read an annotated file instead of decoding"},
             "--tasks": {"type": Path, "help": "write texts for an annotator to this file"},
@@ -62,7 +63,7 @@ _DIAGNOSES = (
         "time of a step by part: embed, forward, LM head, statistics, commit, cache",
         "Every decoder decodes every prompt, one at a time. Run it on an idle machine."
         " --set kv_cache=dual adds a row with the cache for each decoder that supports one.",
-        {"--decoders": _DECODERS | {"default": RUNTIME_DECODERS}},
+        {"--decoders": {"help": f"(default: {RUNTIME_DECODERS})"}},
     ),
     _Diagnosis(
         "visible", 16, 32,
@@ -76,7 +77,7 @@ _DIAGNOSES = (
         "displacement bounds on real states; how many steps wrong predictions last",
         "On the packaged task, where it is known which predictions are wrong.",
         {
-            "--models": {"default": STABILITY_MODELS, "help": "names or folders (default: %(default)s)"},
+            "--models": {"help": f"names or folders; without --model and --models {STABILITY_MODELS}"},
             "--windows": _WINDOWS,
             "--longest": {"type": int, "default": LONGEST, "help": f"largest number of steps (default: {LONGEST})"},
         },
@@ -110,6 +111,8 @@ def _add(what: Any, diagnosis: _Diagnosis) -> None:
     if diagnosis.takes_prompts:
         command.add_argument("--prompts", type=Path, help='JSON list or lines with "prompt" and "answer"')
     add_model(command)
+    if diagnosis.name == "stability":
+        command.set_defaults(model=None)
     command.set_defaults(run=f"asrd.cli.diagnose:run_{diagnosis.name}", check=_check)
 
 
@@ -121,6 +124,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--set {name}: set by the diagnosis itself")
     if getattr(arguments, "decoders", None) is not None:
         check_decoders(arguments, listed(arguments.decoders))
+    if arguments.model is not None and getattr(arguments, "models", None) is not None:
+        raise ValueError("--model and --models: give one of the two")
     if getattr(arguments, "windows", None) is not None:
         windows_of(arguments)
     if getattr(arguments, "annotations", None) is not None and arguments.tasks is not None:

@@ -18,6 +18,7 @@ from asrd.cli.settings import settings_of
 from asrd.engine.stopping import text_before
 from asrd.files import read_text, require_text
 from asrd.generate import fast_generate
+from asrd.lab.tasks import length_and_blocks
 from asrd.many import Engine, Result, encode
 from asrd.models.source import PACKAGED_NAMES
 from asrd.output import AsrdOutput
@@ -25,7 +26,7 @@ from asrd.templates import fill
 from asrd_kernels import DecodeState
 
 LOOKED_UP = 1000  # words at most
-COUNTERS = ("steps", "forwards", "drafted", "revoked", "anchors")
+COUNTERS = ("steps", "forwards", "drafted", "revoked", "anchors", "edited")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
         task = require_packaged_task(arguments, tokenizer, "give a prompt of its own instead of --problem")
         problem = problem_number(task, arguments.problem, arguments.level)
         requests = [{"prompt": problem.question}]
-        settings = {"max_new_tokens": problem.response_length, "block_length": problem.block_length} | settings
+        settings = length_and_blocks(problem, model) | settings
     warn_of_unknown_words(arguments.model, tokenizer, [request["prompt"] for request in requests])
     if many or arguments.out is not None:
         generate_all(arguments, model, tokenizer, requests, settings)

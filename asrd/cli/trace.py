@@ -22,7 +22,7 @@ from asrd.decoders import DECODERS, find_decoder
 from asrd.files import write_text
 from asrd.generate import fast_generate
 from asrd.lab.progress import Progress
-from asrd.lab.tasks import Problem
+from asrd.lab.tasks import Problem, length_and_blocks
 from asrd.many import encode
 from asrd.output import AsrdOutput
 from asrd.trace import Trace, read
@@ -61,8 +61,7 @@ def decode(arguments: argparse.Namespace) -> tuple[list[Trace], list[str | None]
         task = require_packaged_task(arguments, tokenizer, "give a prompt")
         number = WITH_REVOCATIONS if arguments.problem is None else arguments.problem
         problem = problem_number(task, number, arguments.level)
-        settings.setdefault("max_new_tokens", problem.response_length)
-        settings.setdefault("block_length", problem.block_length)
+        settings = length_and_blocks(problem, model) | settings
     else:
         warn_of_unknown_words(arguments.model, tokenizer, [arguments.prompt])
     batch = encode(tokenizer, [problem.question if problem else arguments.prompt], chat=not arguments.raw)

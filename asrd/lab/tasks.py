@@ -55,3 +55,9 @@ def find_task(tokenizer: Any) -> Task | None:
     """The packaged task of a tokenizer; None if it is of another model."""
     vocabulary = tokenizer.get_vocab() if tokenizer is not None else None
     return next((task for task in TASKS if task.ids == vocabulary), None)
+
+
+def length_and_blocks(problem: Problem, model: Any) -> dict[str, Any]:
+    """Settings for decoding a problem; a block-diffusion model has blocks of its own."""
+    blocks = {"block_length": problem.block_length} if getattr(model.config, "asrd_block_length", None) is None else {}
+    return {"max_new_tokens": problem.response_length} | blocks

@@ -16,7 +16,7 @@ from asrd.lab.compare.grading import Grade, Grader
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.records import Record, Store, now, reused_sentence, timing_conditions
 from asrd.lab.progress import Progress
-from asrd.lab.tasks import Problem
+from asrd.lab.tasks import Problem, length_and_blocks
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.many import Engine, Handle
 from asrd.models.adapter import ModelAdapter
@@ -87,8 +87,7 @@ def decode_problems(model: Any, run: RunSpec, problems: Sequence[Problem], slots
     if not problems:
         return
     watch = _Grading(problems, bool(run.settings.get("early_stop", True)))
-    shape = {"max_new_tokens": problems[0].response_length, "block_length": problems[0].block_length}
-    settings = shape | {"seed": run.seed} | dict(run.settings)
+    settings = length_and_blocks(problems[0], model) | {"seed": run.seed} | dict(run.settings)
     engine = Engine(model, slots=slots, observers=[watch], decoder=run.decoder, **settings)
     for result in engine.run({"prompt": prompt_ids(problem), "row_id": problem.seed} for problem in problems):
         if result.error is not None:

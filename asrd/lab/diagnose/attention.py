@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.lab.diagnose.context import DecodeContext, cached_anchors
+from asrd.lab.diagnose.context import DecodeContext, cached_anchors, with_plain_drafts
 from asrd.lab.diagnose.intervals import Estimate, mean
 from asrd.lab.diagnose.samples import Sample, batched
 from asrd.lab.progress import Progress
@@ -77,7 +77,7 @@ def attention_redistribution(
     """
     if every < 1:
         raise ValueError(f"every={every}: expected at least 1")
-    settings = dict(settings or {})
+    settings = with_plain_drafts(model, settings)
     for name, usual in (("decoder", "asrd"), ("cfg_scale", 0), ("kv_cache", None)):
         if settings.get(name, usual) != usual:
             raise ValueError(f"{name}={settings[name]!r}: attention is compared in plain decodes of asrd only")
@@ -116,7 +116,7 @@ def attentions(context: DecodeContext, embeds: Tensor) -> list[Tensor]:
     hint = f"load it in eager attention: asrd.load(..., attn_implementation='eager'), or --attn eager; it has {used!r}"
     body = adapter.split_body if adapter.split else adapter.model
     try:
-        output = body(inputs_embeds=embeds, output_attentions=True, **context.run.inputs)
+        output = body(inputs_embeds=embeds, output_attentions=True, **context.inputs())
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"{name} gives no attentions ({' '.join(str(error).split())}); {hint}") from error
     found = [layer for layer in getattr(output, "attentions", None) or () if isinstance(layer, Tensor)]

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from asrd.arguments import resolve_config
-from asrd.decoders import find_decoder
 from asrd.engine.batch import Batch, decode
-from asrd.engine.caches import require_cache
-from asrd.engine.decoder import Selection
+from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.loop import Observer, Run, forward, head
 from asrd.engine.request import Request, prepare, special_ids
+from asrd.generate import checked_decoder
 from asrd.lab.diagnose.samples import Sample, left_padded
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState, Rules, dispatch
@@ -29,6 +28,7 @@ class DecodeContext:
     """B prompts of P positions, to be continued by G tokens with one configuration."""
 
     run: Run
+    decoder: type[Decoder]
 
     @classmethod
     def of(
@@ -47,15 +47,12 @@ class DecodeContext:
             settings.setdefault("max_new_tokens", longest)
         config = resolve_config(None, settings)
         adapter = wrap(model)
-        chosen = find_decoder(config.decoder)
-        chosen.check(config, adapter)
-        if config.kv_cache is not None:
-            require_cache(adapter, config, chosen)
+        chosen = checked_decoder(adapter, config)
         config.block_length = chosen.block_length(config)
         chosen.check_length(config, config.max_new_tokens)
         pad = special_ids(adapter, config, tokenizer).pad
         ids, mask = left_padded([sample.prompt for sample in samples], pad)
-        return cls(Run.of(adapter, prepare(adapter, config, ids, mask, tokenizer=tokenizer)))
+        return cls(Run.of(adapter, prepare(adapter, config, ids, mask, tokenizer=tokenizer)), chosen)
 
     @property
     def adapter(self) -> ModelAdapter:
@@ -80,7 +77,7 @@ class DecodeContext:
     @torch.no_grad()
     def decode(self, observers: Sequence[Observer] = ()) -> DecodeState:
         """Decode the prompts; observers are called with the state after each step."""
-        decoder = find_decoder(self.request.config.decoder)(self.request, self.table)
+        decoder = self.decoder(self.request, self.table)
         decode(Batch(self.run, decoder, range(len(self.request.prompt)), None, observers, strict=True), compact=False)
         return decoder.state
 
@@ -94,8 +91,31 @@ class DecodeContext:
         """Logits [N, V] of the N positions `wanted` [B, G] bool, in the order of `nonzero`; -inf for forbidden ids."""
         row, position = wanted.nonzero(as_tuple=True)
         chosen = Selection(row, position, unused=False)
-        found = head(self.run, forward(self.run, embeds, state), chosen).float()
-        return found.index_fill(1, self.request.readout.forbidden, -torch.inf)
+        if self.request.starts is None:
+            hidden = forward(self.run, embeds, state)
+        else:
+            hidden = self.adapter.body(embeds, self.inputs())
+        return head(self.run, hidden, chosen).float().index_fill(1, self.request.readout.forbidden, -torch.inf)
+
+    def inputs(self) -> dict[str, Any]:
+        """The arguments of a forward of whole canvases besides their embeddings. On a block-diffusion model a position
+        sees the blocks up to its own, as in a decode, where what follows is not computed."""
+        starts, (_, width) = self.request.starts, self.request.prompt.shape
+        if starts is None:
+            return self.run.inputs
+        if not self.adapter.takes_block_mask:
+            raise ValueError("this diagnosis needs an attention mask: load the model with SDPA or eager attention")
+        columns = torch.arange(width + self.request.length, device=starts.device)
+        place = columns - (width - starts)[:, None]
+        block = place.div(self.rules.block_length, rounding_mode="floor")
+        visible = (block[:, None] <= block[:, :, None]) & (place >= 0)[:, None] | (columns[:, None] == columns)
+        return self.adapter.block_inputs(None, place.clamp(min=0), visible) | {"use_cache": False}
+
+
+def with_plain_drafts(model: Any, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings for a diagnosis of ASRD's own states: on a block-diffusion model tokens are drafted, not edited."""
+    blocks = getattr(model.config, "asrd_block_length", None) is not None
+    return ({"strategy": "dynamic"} if blocks else {}) | dict(settings or {})
 
 
 def cached_anchors(state: DecodeState, capacity: int) -> Tensor:

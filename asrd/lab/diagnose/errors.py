@@ -26,6 +26,7 @@ from asrd.lab.tasks import Problem
 
 WINDOWS = (1, 2, 3, 4)
 DECODERS = ("standard", "wino", "asrd")  # the paper's rows
+BLOCK_DECODERS = ("native", "asrd")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Of the committed tokens of the active block a few are pending and the others are
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -26,20 +27,23 @@ class PartialStates:
     distance: Tensor  # [B, G] int64, to the nearest mask
 
 
-def draw_partial_states(context: DecodeContext, truth: Tensor, free: Tensor, rng: Generator) -> PartialStates:
-    """For each row of truth [B, G]: an active block, masks in it and after it, anchors, and pending tokens. One of the
-    pending ones, `planted`, is not `free` [B, G] bool unless the whole block is.
+def draw_partial_states(
+    context: DecodeContext, truth: Tensor, free: Tensor, rng: Generator, length: int | None = None
+) -> PartialStates:
+    """For each row of truth [B, G], whose first `length` tokens are the answer (None: all): an active block, masks in
+    it and after it, anchors, and pending tokens. One of the pending ones, `planted`, is not `free` [B, G] bool unless
+    the whole block is.
 
     The active block has at least three tokens where the answer has as many, and at least one mask.
     """
-    rules, length = context.rules, truth.shape[1]
-    state = new_state(context.request.prompt, length, rules, torch.promote_types(context.table.dtype, torch.float32))
+    rules, request = context.rules, context.request
+    precision = torch.promote_types(context.table.dtype, torch.float32)
+    state = new_state(request.prompt, truth.shape[1], rules, precision, request.lengths, request.offsets)
     state.generated.copy_(truth)
-    begins = [b for b in range(0, length, rules.block_length) if min(rules.block_length, length - b) >= 3] or [0]
     planted = []
-    for row in range(len(truth)):
-        begin = begins[int(torch.randint(len(begins), (1,), generator=rng))]
-        size = min(rules.block_length, length - begin)
+    for row, numbers in enumerate(state.block_of[..., :length].expand(len(truth), -1)):
+        spans = _spans(numbers.tolist())
+        begin, size = spans[int(torch.randint(len(spans), (1,), generator=rng))]
         order = (begin + torch.randperm(size, generator=rng)).tolist()
         at = next((p for p in order if not free[row, p]), order[0])
         order.remove(at)
@@ -57,6 +61,16 @@ def draw_partial_states(context: DecodeContext, truth: Tensor, free: Tensor, rng
     masked = state.generated == rules.mask_id
     state.guided.copy_(masked)
     return PartialStates(state, torch.tensor(planted, device=masked.device), distance_to_mask(masked))
+
+
+def _spans(numbers: list[int]) -> list[tuple[int, int]]:
+    """Begin and length of each block of an answer whose tokens are in the blocks of these numbers, those of at least
+    three tokens; the first if there is none."""
+    found, begin = [], 0
+    for _, same in itertools.groupby(numbers):
+        found.append((begin, len(list(same))))
+        begin += found[-1][1]
+    return [span for span in found if span[1] >= 3] or found[:1]
 
 
 def distance_to_mask(masked: Tensor) -> Tensor:

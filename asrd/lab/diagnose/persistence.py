@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asrd.engine.loop import Observer
-from asrd.lab.diagnose.context import DecodeContext
+from asrd.lab.diagnose.context import DecodeContext, with_plain_drafts
 from asrd.lab.diagnose.intervals import Estimate, bootstrap, share
 from asrd.lab.diagnose.samples import Sample, batched
 from asrd.lab.progress import Progress
@@ -79,10 +79,10 @@ def wrong_persistence(
     """Decode packaged problems with ASRD and count. observers: further observers for each batch, from its context."""
     if longest < 2:
         raise ValueError(f"longest={longest}: expected at least 2")
-    parts = []
+    parts, settings = [], with_plain_drafts(model, settings)
     with Progress(len(samples), "problem", quiet, "persistence") as progress:
         for some in batched(samples, batch_size):
-            context = DecodeContext.of(model, some, {**(settings or {}), "decoder": "asrd"}, tokenizer)
+            context = DecodeContext.of(model, some, {**settings, "decoder": "asrd"}, tokenizer)
             watcher = RunWatcher([_problem(sample) for sample in some], context.rules.mask_id, longest)
             context.decode([watcher, *observers(context)])
             parts.append(watcher)
@@ -135,10 +135,12 @@ class RunWatcher:
                 self.lasting[row, k] += int((chosen & wrong & (run[row] > k)).sum())
 
     def _wrong(self, row: int, tokens: list[int]) -> list[bool]:
-        """Each token on its own: after an early end-of-text, tokens still count as wrong."""
-        end = self.problems[row].response_ids.index(EOS_ID)
+        """Each token on its own: after an early end-of-text, tokens still count as wrong; behind the answer, in the
+        last block of a block-diffusion model, none does."""
+        problem = self.problems[row]
+        length, end = problem.response_length, problem.response_ids.index(EOS_ID)
         early = [self.mask_id if token == EOS_ID else token for token in tokens[:end]]
-        return self.problems[row].wrong_tokens(early + tokens[end:])
+        return problem.wrong_tokens(early + tokens[end:length]) + [False] * (len(tokens) - length)
 
 
 def _problem(sample: Sample) -> Problem:

@@ -24,6 +24,7 @@ from asrd.models.adapter import ModelAdapter
 from asrd_kernels import VocabStats
 
 DECODERS = ("standard", "threshold", "factor", "wino", "saber", "asrd")
+BLOCK_DECODERS = ("native", "threshold", "factor", "loo", "asrd")
 COLUMNS = (*PARTS, "cache")
 
 
@@ -96,7 +97,7 @@ def time_decode(model: Any, sample: Sample, settings: Mapping[str, Any], tokeniz
     clock = PartsClock()
     context = DecodeContext.of(model, [sample], settings, tokenizer, wrap=clock.around)
     context.decode([clock])
-    return clock.by_part(context.request.kv_cache is not None)
+    return clock.by_part(context.run.cache is not None)
 
 
 def summarise(label: str, times: Sequence[Tensor]) -> Breakdown:

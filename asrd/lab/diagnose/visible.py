@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from asrd.lab.diagnose.context import DecodeContext
@@ -122,12 +123,14 @@ def _check(
     some = [samples[number] for number in numbers]
     length = len(some[0].answer)
     context = DecodeContext.of(model, some, {**settings, "max_new_tokens": length}, tokenizer)
+    behind = (0, context.request.length - length)  # of a block-diffusion model's last block
     truth = torch.tensor([sample.answer for sample in some], device=context.table.device)
-    free = torch.tensor([sample.free or (False,) * length for sample in some])
-    partial = draw_partial_states(context, truth, free, rng)
+    truth = F.pad(truth, behind, value=context.rules.mask_id)
+    free = F.pad(torch.tensor([sample.free or (False,) * length for sample in some]), behind, value=True)
+    partial = draw_partial_states(context, truth, free, rng, length)
     here = torch.zeros_like(partial.state.pending).scatter_(1, partial.planted[:, None], True)
     others = partial.state.pending & ~here & ~free.to(here.device)  # where wording is free, another word is right too
-    prompt = torch.tensor(numbers)[:, None].expand(-1, length)
+    prompt = torch.tensor(numbers)[:, None].expand(-1, truth.shape[1])
 
     def check(state: DecodeState, where: Tensor) -> Checks:
         seen = [context.logits(context.embeds(state, alpha=0.0, **beta), state, where).argmax(1) for beta in BETAS]
