@@ -19,7 +19,7 @@ from transformers.utils.hub import cached_file
 
 log = logging.getLogger("asrd")
 
-PACKAGED_NAMES = ("tiny", "tiny-plain", "tiny-shift", "tiny-block", "tiny-sudoku")
+PACKAGED_NAMES = ("tiny", "tiny-plain", "tiny-shift", "tiny-block", "tiny-block4", "tiny-sudoku")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "tokenizer_config.json")
 
 

@@ -52,7 +52,7 @@ problem = generate(1, "easy")
 chat = [{{"role": "user", "content": problem.question}}]
 inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 ids = inputs["input_ids"]
-out = asrd.fast_generate(model, ids, max_new_tokens=32, decoder={"threshold" if model == "tiny-block" else "asrd"!r})
+out = asrd.fast_generate(model, ids, max_new_tokens=32, decoder={"threshold" if "block" in model else "asrd"!r})
 print(problem.question, "->", tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True))
 """
     done = subprocess.run(

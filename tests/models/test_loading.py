@@ -759,7 +759,7 @@ def test_the_mask_id_is_also_found_in_generation_config_and_tokenizer(tmp_path: 
 
 def test_packaged_names_mean_folders_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "__file__", str(tmp_path / "source.py"))
-    for name in ("tiny", "tiny-plain", "tiny-shift", "tiny-block", "tiny-sudoku"):
+    for name in ("tiny", "tiny-plain", "tiny-shift", "tiny-block", "tiny-block4", "tiny-sudoku"):
         with pytest.raises(ValueError, match=f"this build of asrd has no model '{name}'"):
             load(name)
     write(tmp_path / "packaged" / "tiny-shift", randomise(ORIGINALS["dream"](), seed=31))

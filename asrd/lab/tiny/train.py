@@ -115,6 +115,8 @@ def main() -> None:
     out = given.out or Path("runs") / given.recipe
     commit = git_commit()
     state = train(settings, out, given.resume, given.stop or given.updates or recipe.stop)
+    if not state.curve:  # a short run: its end is the one point
+        add_point(state, settings)
     folder = out / recipe.folder
     export(state.model, folder, provenance(state, settings, commit))
     save_curve(state.curve, folder, f"recipe {settings.recipe}, seed {settings.seed}")
