@@ -41,7 +41,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.kernels.arguments import tensors_in, with_tensors
 from benchmarks.kernels.code import TARGETS
-from benchmarks.kernels.foreign_ptx import understood
 
 _A100 = SimpleNamespace(
     name="NVIDIA A100", major=8, minor=0, multi_processor_count=108, warp_size=32, regs_per_multiprocessor=65536,
@@ -199,7 +198,7 @@ def runnable(text: str) -> Iterator[Callable[[Sequence[Tensor]], Any]]:
     """The generated code as a function of the tensors (on the CPU) of its arguments, in the order of `tensors_in`."""
     for theirs, ours in _CPU_INSTEAD.items():
         text = text.replace(theirs, ours)
-    with tempfile.TemporaryDirectory() as folder, understood():
+    with tempfile.TemporaryDirectory() as folder:
         scope: dict[str, Any] = {"__name__": "generated", "ASYNC_COMPILE": _Loader(Path(folder))}
         scope["NO_GUARD"] = nullcontext()
         scope["EMPTY"] = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)

@@ -64,14 +64,17 @@ FLOAT: dict[str, Function] = {
     "min": lambda *a: reduce(floats.minimum, a), "max": lambda *a: reduce(floats.maximum, a),
 }  # fmt: skip
 FUSED: dict[str, Function] = {"f32": floats.fma32, "f64": floats.fma64}
+DIRECTED: dict[str, Function] = {"fma.rm": floats.fma32_down, "add.rz": floats.add32_to_zero}  # of float32
 COMPARE: dict[str, Function] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
 _OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}
 _DIVIDES = ("div", "rem")
-_EXACT_SUFFIXES = {"rn", "ftz"}  # of an operation on floats that is rounded to nearest
-_ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_ROUND: dict[str, Function] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+SATURATED: dict[str, Function] = {
+    "cvt.sat.f32.f32": floats.saturated, "cvt.ftz.sat.f32.f32": floats.with_flush(floats.saturated),
+}  # fmt: skip
 
 
 def _float_compare(name: str) -> Function:
@@ -137,9 +140,10 @@ def _doubled(kind: np.dtype) -> np.dtype:
 def _float_arithmetic(step: Instruction, suffixes: tuple[str, ...], last: str) -> Step:
     if step.opcode == "div.full.f32":  # hardware's is off by up to 2 units
         suffixes = ("rn",)
-    _only(step, _EXACT_SUFFIXES, suffixes)
-    function = FUSED[last] if step.name == "fma" else FLOAT.get(step.name)
-    if function is None or (step.name in ("div", "fma") and "rn" not in suffixes):
+    directed = DIRECTED.get(f"{step.name}.{suffixes[0]}") if suffixes and last == "f32" else None
+    _only(step, {"ftz", "rn" if directed is None else suffixes[0]}, suffixes)
+    function = directed or (FUSED[last] if step.name == "fma" else FLOAT.get(step.name))
+    if function is None or (step.name in ("div", "fma") and directed is None and "rn" not in suffixes):
         raise Unsupported(step.text)
     if "ftz" in suffixes:
         function = floats.with_flush(function)
@@ -279,6 +283,8 @@ def convert(step: Instruction) -> Step:
     *suffixes, target, source = step.parts[1:]
     if target in ("bf16x2", "f16x2"):
         return _convert_pair(step, tuple(suffixes), target)
+    if step.opcode in SATURATED:
+        return _apply(step, SATURATED[step.opcode], [TYPES["f32"]], TYPES["f32"])
     _only(step, {"rn", *_ROUND}, tuple(suffixes))
     into, kind = TYPES[target], TYPES[source]
     whole = next((_ROUND[suffix] for suffix in suffixes if suffix in _ROUND), None)

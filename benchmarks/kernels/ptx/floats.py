@@ -1,4 +1,5 @@
-"""Floating-point operations that numpy lacks, or has otherwise: fused multiply-add, bfloat16, ex2, rcp, min, max.
+"""Floating-point operations that numpy lacks, or has otherwise: fused multiply-add, directed rounding, bfloat16, ex2,
+rcp, min, max.
 
 All work on whole arrays. A NaN is a NaN: its sign and payload mean nothing here.
 """
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Array = NDArray[Any]
+Mask = NDArray[np.bool_]
 
 _SPLITTER = float(2**27 + 1)
 _SAFE = 2.0**400  # products and sums of numbers between 1/_SAFE and _SAFE neither overflow nor lose low parts
@@ -89,6 +91,35 @@ def _exact_fma(a: float, b: float, c: float) -> float:
         return float(exact)
     except OverflowError:
         return float(np.copysign(np.inf, 1 if exact > 0 else -1))
+
+
+def fma32_down(a: F32, b: F32, c: F32) -> F32:
+    """a * b + c, rounded once, towards minus infinity; a zero sum is -0 unless both summands are +0."""
+    product, c = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
+    near, above, _ = _single(product, c)
+    zero = np.where(np.signbit(product) | np.signbit(c), np.float32(-0.0), np.float32(0))
+    return np.where(product + c == 0, zero, np.where(above, np.nextafter(near, np.float32(-np.inf)), near))
+
+
+def add32_to_zero(a: F32, b: F32) -> F32:
+    """a + b, rounded towards zero."""
+    near, above, below = _single(a.astype(np.float64), b.astype(np.float64))
+    return np.where(np.where(near > 0, above, below), np.nextafter(near, np.float32(0)), near)
+
+
+def _single(a: F64, b: F64) -> tuple[F32, Mask, Mask]:
+    """a + b as the nearest float32, and whether that is above or below the exact sum."""
+    total, error = _two_sum(a, b)
+    near = total.astype(np.float32)
+    finite = np.isfinite(total)
+    above = finite & ((near > total) | ((near == total) & (error < 0)))
+    below = finite & ((near < total) | ((near == total) & (error > 0)))
+    return near, above, below
+
+
+def saturated(x: F32) -> F32:
+    """Clamped to [+0, 1]; NaN gives 0."""
+    return np.where(x > 0, np.minimum(x, np.float32(1)), np.float32(0))
 
 
 def flushed(x: F32) -> F32:

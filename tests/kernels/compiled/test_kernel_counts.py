@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple
-from fractions import Fraction
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import triton
@@ -20,7 +18,6 @@ from benchmarks.kernels.arguments import tensors_in
 from benchmarks.kernels.cases import Case, stats_case
 from benchmarks.kernels.code import recorded
 from benchmarks.kernels.counts_page import compared, summary
-from benchmarks.kernels.foreign_ptx import add_to_zero, fused_down, saturate
 from benchmarks.kernels.gpus import GPUS, issue_bound
 from benchmarks.kernels.inductor import changed
 from benchmarks.kernels.measure import Allocations, Launch, checksum, compiled, counted, launched_by
@@ -152,19 +149,6 @@ def test_generated_code_gives_what_the_twin_gives(make: Callable[[], Case]) -> N
     assert wanted
     for mine, theirs in zip(found, wanted, strict=True):
         assert torch.allclose(mine.double(), theirs.double(), rtol=1e-5, atol=1e-6, equal_nan=True)
-
-
-def test_instructions_of_expf_and_log1pf_are_exact() -> None:
-    a, b, c = (torch.randn(1000, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(3))
-    exact = [Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)) for x, y, z in zip(a, b, c, strict=True)]
-    down = fused_down(a, b, c)
-    for value, true in zip(down, exact, strict=True):
-        assert Fraction(float(value)) <= true < Fraction(float(np.nextafter(value, np.float32(np.inf))))
-    for x, z, value in zip(a, c, add_to_zero(a, c), strict=True):
-        true = Fraction(float(x)) + Fraction(float(z))
-        further = np.nextafter(value, np.float32(np.copysign(np.inf, value)))
-        assert abs(Fraction(float(value))) <= abs(true) < abs(Fraction(float(further)))
-    assert saturate(np.float32([-1, 0.25, 2, np.nan])).tolist() == [0.0, 0.25, 1.0, 0.0]
 
 
 def test_formulas_count_elements_as_their_authors_do() -> None:

@@ -18,7 +18,7 @@ from benchmarks.kernels.ptx import alu
 from benchmarks.kernels.ptx.decode import program
 from benchmarks.kernels.ptx.parse import Unsupported
 from tests.kernels.ptx.assemble import bits_of, evaluate
-from tests.kernels.ptx.truth import fused, nearest, number, raw, same, signed, wrapped
+from tests.kernels.ptx.truth import fused, fused_down, number, raw, rounded, same, signed, sum_to_zero, wrapped
 
 THREADS = 256
 HARD = {
@@ -101,12 +101,12 @@ def single(operation: Callable[..., float], kind: str) -> Callable[..., float]:
     """An operation on floats, rounded once: in double precision, then to the format, which is the same (of float32,
     and of +, -, * and / only)."""
 
-    def rounded(*args: float) -> float:
+    def once(*args: float) -> float:
         with np.errstate(all="ignore"):
             result = operation(*(np.float64(a) for a in args))
             return float(np.float32(result)) if kind == "f32" else float(result)
 
-    return rounded
+    return once
 
 
 def quotient(a: int, b: int) -> int:
@@ -217,6 +217,15 @@ def float_cases() -> list[Case]:
     cases.append(Case("min.f32 {d}, {a}, {b}, {c};", three, "f32", lambda a, b, c: smaller(smaller(a, b), c)))
     flushed = lambda a, b, c: flush(fused(flush(a), flush(b), flush(c), "f32"))  # noqa: E731
     cases.append(Case("fma.rn.ftz.f32 {d}, {a}, {b}, {c};", three, "f32", flushed))
+    cases.append(Case("fma.rm.f32 {d}, {a}, {b}, {c};", three, "f32", fused_down))
+    flushed_down = lambda a, b, c: flush(fused_down(flush(a), flush(b), flush(c)))  # noqa: E731
+    cases.append(Case("fma.rm.ftz.f32 {d}, {a}, {b}, {c};", three, "f32", flushed_down))
+    cases.append(Case("add.rz.f32 {d}, {a}, {b};", ("f32", "f32"), "f32", sum_to_zero))
+    flushed_sum = lambda a, b: flush(sum_to_zero(flush(a), flush(b)))  # noqa: E731
+    cases.append(Case("add.rz.ftz.f32 {d}, {a}, {b};", ("f32", "f32"), "f32", flushed_sum))
+    clamp = lambda a: min(a, 1.0) if a > 0 else 0.0  # noqa: E731
+    cases.append(Case("cvt.sat.f32.f32 {d}, {a};", ("f32",), "f32", clamp))
+    cases.append(Case("cvt.ftz.sat.f32.f32 {d}, {a};", ("f32",), "f32", lambda a: clamp(flush(a))))
     cases.append(Case("abs.ftz.f32 {d}, {a};", ("f32",), "f32", lambda a: flush(abs(a))))
     for narrow in ("bf16", "f16"):
         cases.append(Case(f"add.rn.f32.{narrow} {{d}}, {{a}}, {{b}};", (narrow, "f32"), "f32", single(np.add, "f32")))
@@ -227,7 +236,7 @@ def float_cases() -> list[Case]:
 
 
 def rounded_to(kind: str) -> Callable[[float], float]:
-    return lambda x: nearest(Fraction(x), kind) if math.isfinite(x) and x != 0 else x
+    return lambda x: rounded(Fraction(x), kind) if math.isfinite(x) and x != 0 else x
 
 
 def clamped(kind: str, how: Callable[[float], int]) -> Callable[[float], int]:
@@ -261,7 +270,7 @@ def conversion_cases() -> list[Case]:
         ("f32", "s64"),
         ("f32", "u64"),
     ):
-        whole = lambda a, k=target: nearest(Fraction(a), k)  # noqa: E731
+        whole = lambda a, k=target: rounded(Fraction(a), k)  # noqa: E731
         cases.append(Case(f"cvt.rn.{target}.{source} {{d}}, {{a}};", (source,), target, whole))
     for target, source in (("bf16", "f32"), ("f16", "f32"), ("f32", "f64")):
         cases.append(Case(f"cvt.rn.{target}.{source} {{d}}, {{a}};", (source,), target, rounded_to(target)))
@@ -306,7 +315,7 @@ def fails(cases: list[Case]) -> bool:
     ("table", "name"),
     [
         (table, name)
-        for table in ("INTEGER", "PREDICATE", "FLOAT", "FUSED", "COMPARE", "_ROUND")
+        for table in ("INTEGER", "PREDICATE", "FLOAT", "FUSED", "DIRECTED", "SATURATED", "COMPARE", "_ROUND")
         for name in getattr(alu, table)
         if name not in ("div", "rem")
     ],
@@ -422,7 +431,12 @@ def test_immediates_are_bit_patterns_and_wrap() -> None:
     "instruction",
     [
         "sin.approx.f32 {d}, {a};",
-        "add.rz.f32 {d}, {a}, {a};",
+        "add.rm.f32 {d}, {a}, {a};",
+        "mul.rz.f32 {d}, {a}, {a};",
+        "fma.rz.f32 {d}, {a}, {a}, {a};",
+        "add.rz.sat.f32 {d}, {a}, {a};",
+        "cvt.sat.f16.f32 {d}, {a};",
+        "cvt.rzi.sat.s32.f32 {d}, {a};",
         "div.approx.f32 {d}, {a}, {a};",
         "cvt.rn.satfinite.bf16x2.f32 {d}, {a}, {a};",
         "setp.lt.and.f32 {d}, {a}, {a};",

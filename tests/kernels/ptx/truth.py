@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -37,8 +38,9 @@ def raw(value: float, kind: str) -> int:
     return int.from_bytes(struct.pack(_STRUCT[kind], value), "little")
 
 
-def nearest(exact: Fraction, kind: str) -> float:
-    """The number of a format that is nearest to an exact one; ties to even, too large is infinite."""
+def rounded(exact: Fraction, kind: str, how: Callable[[Fraction], int] = round) -> float:
+    """An exact number in a format. `how` rounds its size: `round` to nearest, ties to even; `math.floor` towards zero;
+    `math.ceil` away from it. Too large is infinite, or towards zero the largest number."""
     digits, lowest, highest = FORMATS[kind]
     if exact == 0:
         return 0.0
@@ -47,10 +49,9 @@ def nearest(exact: Fraction, kind: str) -> float:
     while size >= Fraction(2) ** (exponent + 1):
         exponent += 1
     unit = Fraction(2) ** (exponent - digits + 1)
-    count = round(size / unit)  # of a fraction: ties to even
-    if count * unit >= Fraction(2) ** (highest + 1):
-        return math.inf if exact > 0 else -math.inf
-    return float(count * unit) if exact > 0 else -float(count * unit)
+    result, largest = how(size / unit) * unit, (2 - Fraction(2) ** (1 - digits)) * Fraction(2) ** highest
+    near = float(result) if result <= largest else float(largest) if how is math.floor else math.inf
+    return near if exact > 0 else -near
 
 
 def fused(a: float, b: float, c: float, kind: str) -> float:
@@ -61,7 +62,24 @@ def fused(a: float, b: float, c: float, kind: str) -> float:
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
         return a * b + c if 0 in (a, b) else 0.0 if c != 0 else a * b * 0.0 + c
-    return nearest(exact, kind)
+    return rounded(exact, kind)
+
+
+def fused_down(a: float, b: float, c: float) -> float:
+    """a * b + c of float32, rounded once, towards minus infinity; -0 if the summands cancel or one of them is -0."""
+    if not all(map(math.isfinite, (a, b, c))):
+        return fused(a, b, c, "f32")
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0:
+        return 0.0 if math.copysign(1, a * b) == math.copysign(1, c) == 1 else -0.0
+    return rounded(exact, "f32", math.floor if exact > 0 else math.ceil)
+
+
+def sum_to_zero(a: float, b: float) -> float:
+    """a + b of float32, rounded towards zero."""
+    if not (math.isfinite(a) and math.isfinite(b)) or a == -b:
+        return a + b
+    return rounded(Fraction(a) + Fraction(b), "f32", math.floor)
 
 
 def same(found: np.ndarray, wanted: list[int], kind: str) -> np.ndarray:
