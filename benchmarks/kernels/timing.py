@@ -1,107 +1,136 @@
 """Time of the operations on a GPU: each captured as a CUDA graph and replayed with a cold L2 cache.
 
-Runs only where torch sees a GPU (CUDA or ROCm); on other machines the timing cells of the cost page stay empty.
 The graph takes the host out of the measurement, as the decoding loop does. Bandwidth is held against that of a plain
-memset on the same GPU, measured beside it.
+memset on the same GPU, measured beside it. on_gpu.py and cost.py report it; `CudaDevice` needs a GPU that torch sees.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 
-from asrd_kernels import anchor_embed_torch, commit_torch, vocab_stats_torch
-from benchmarks.kernels.cases import Case, commit_case, embed_case, stats_case
+from asrd.engine.device.gpu import CudaGpu
+from benchmarks.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, stats_case
+from benchmarks.kernels.launchers import LAUNCHERS
+from benchmarks.kernels.subjects import TWINS
 
-PAPER_MILLISECONDS = 10.8  # everything but the forward pass of a step, A100, LLaDA-8B at L=512
 _FLUSH_BYTES = 512 * 2**20  # more than any L2 cache
-_TWINS = {"anchor_embed": anchor_embed_torch, "vocab_stats": vocab_stats_torch, "commit": commit_torch}
+_MEMSET_BYTES = 2**30
+Work = Callable[[], Any]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one operation over all repetitions, sorted."""
+class Device(Protocol):
+    """Where the kernels run. Tests put one of their own in its place."""
 
-    operation: str
-    shape: str
-    impl: str
-    microseconds: list[float]
-    compulsory: int | None
+    where: str  # of tensors
 
-    @property
-    def median(self) -> float:
-        """The middle one."""
-        return statistics.median(self.microseconds)
+    def facts(self) -> dict[str, Any]:
+        """Name, target and memory."""
 
-    @property
-    def gigabytes_per_second(self) -> float | None:
-        """Compulsory bytes over the median time."""
-        return None if self.compulsory is None else self.compulsory / self.median / 1e3
+    def capture(self, work: Work) -> Work:
+        """Record `work`; calling the result does it."""
+
+    def microseconds(self, work: Work) -> float:
+        """Do `work` with a cold cache, timed on the device."""
+
+    def peak_memory(self, work: Work) -> int:
+        """Do `work`; the most bytes that it had allocated."""
 
 
-def time_operations(repetitions: int = 50) -> dict[str, Any]:
-    """LLaDA-8B's step at batch 1: each operation by its kernel and by its eager twin, and the memset bandwidth."""
-    from benchmarks.kernels.launchers import LAUNCHERS
+class CudaDevice(CudaGpu):
+    """The current CUDA or ROCm device. This class has not been run on a GPU yet."""
 
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    bf16 = torch.bfloat16
-    cases = [
-        embed_case(1, 256, 256, 4096, bf16, vocab=126464, anchors=16, device="cuda"),
-        stats_case(64, 126464, bf16, unwanted=32, device="cuda"),
-        stats_case(64, 126464, bf16, device="cuda"),
-        commit_case(1, 256, 256, device="cuda"),
-    ]
-    timings = [
-        _timed(case, impl, table[case.operation], flush, repetitions)
-        for case in cases
-        for impl, table in (("triton", LAUNCHERS), ("torch", _TWINS))
-    ]
+    where = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cuda"))
+        self.flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+
+    def facts(self) -> dict[str, Any]:
+        """See `Device`."""
+        properties = torch.cuda.get_device_properties(self.device)
+        target = getattr(properties, "gcnArchName", "").split(":")[0]
+        if torch.version.hip is None:
+            target = f"sm_{properties.major}{properties.minor}"
+        return {"name": properties.name, "target": target, "memory": properties.total_memory}
+
+    def microseconds(self, work: Work) -> float:
+        """See `Device`."""
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        before.record()
+        work()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) * 1e3
+
+    def peak_memory(self, work: Work) -> int:
+        """See `Device`."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+
+def measured(device: Device, *, small: bool = False, repetitions: int = 50) -> dict[str, Any]:
+    """The bandwidth of a memset and a row for each kernel and each twin; `small` for a device that is none."""
     return {
-        "device": torch.cuda.get_device_name(),
-        "memset_gigabytes_per_second": _memset_bandwidth(repetitions),
-        "paper_milliseconds": PAPER_MILLISECONDS,
-        "timings": timings,
+        "memset_gigabytes_per_second": memset(device, 2**16 if small else _MEMSET_BYTES, repetitions),
+        "timings": list(timings(device, small, repetitions)),
     }
 
 
-def _timed(case: Case, impl: str, operation: Callable[..., Any], flush: torch.Tensor, repetitions: int) -> Timing:
-    graph = _captured(lambda: case.run(operation))
-    times = []
+def memset(device: Device, size: int, repetitions: int) -> float:
+    """GB/s of writing zeros."""
+    large = torch.empty(size, dtype=torch.int8, device=device.where)
+    return size / statistics.median(device.microseconds(large.zero_) for _ in range(repetitions)) / 1e3
+
+
+def timed_cases(device: str, small: bool) -> list[Case]:
+    """LLaDA-8B's step at batch 1, and what other decoders launch."""
+    vocab, dim, rows = (1100, 64, 4) if small else (126464, 4096, 64)
+    bf16 = torch.bfloat16
+    return [
+        embed_case(1, 256, 256, dim, bf16, vocab=vocab, anchors=16, device=device),
+        stats_case(rows, vocab, bf16, unwanted=rows // 2, device=device),
+        stats_case(rows, vocab, bf16, device=device),
+        stats_case(rows, vocab, bf16, temperature=0.7, device=device),
+        commit_case(1, 256, 256, device=device),
+        draft_case(1, 256, 256, witnesses=8, device=device),
+        attention_case(8, 64 if small else 512, 64 if small else 128, bf16, heads=2 if small else 32,
+                       key_heads=2 if small else 32, device=device),
+    ]  # fmt: skip
+
+
+def timings(device: Device, small: bool, repetitions: int) -> Iterator[dict[str, Any]]:
+    """Microseconds (all repetitions, sorted) and peak memory of each kernel and of its twin."""
+    for case in timed_cases(device.where, small):
+        for impl, operation in (("triton", LAUNCHERS[case.operation]), ("torch", TWINS[case.operation])):
+            row = {"operation": case.operation, "shape": case.label, "impl": impl, "needed_bytes": case.compulsory}
+            try:
+                yield row | _timed(device, case, operation, repetitions)
+            except Exception as error:
+                yield row | {"error": f"{type(error).__name__}: {error}"}
+
+
+def _timed(device: Device, case: Case, operation: Callable[..., Any], repetitions: int) -> dict[str, Any]:
+    def work() -> None:
+        case.run(operation)
+
+    for _ in range(2):  # compile and allocate
+        case.reset()
+        work()
+    case.reset()
+    peak = device.peak_memory(work)
+    replay, spent = device.capture(work), []
     for _ in range(repetitions):
         case.reset()
-        times.append(_microseconds(graph.replay, flush))
-    return Timing(case.operation, case.label, impl, sorted(times), case.compulsory)
-
-
-def _captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # compile and allocate before the capture
-        for _ in range(3):
-            work()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph
-
-
-def _microseconds(work: Callable[[], Any], flush: torch.Tensor) -> float:
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    flush.zero_()
-    before.record()
-    work()
-    after.record()
-    after.synchronize()
-    return before.elapsed_time(after) * 1e3
-
-
-def _memset_bandwidth(repetitions: int) -> float:
-    """GB/s of writing 1 GiB of zeros, median."""
-    large = torch.empty(2**30, dtype=torch.int8, device="cuda")
-    small = torch.empty(1, dtype=torch.int8, device="cuda")
-    times = [_microseconds(large.zero_, small) for _ in range(repetitions)]
-    return 2**30 / statistics.median(times) / 1e3
+        spent.append(device.microseconds(replay))
+    median = statistics.median(spent)
+    rate = case.compulsory / median / 1e3 if case.compulsory else None
+    return {"microseconds": sorted(spent), "median_us": median, "gigabytes_per_second": rate, "peak_bytes": peak}

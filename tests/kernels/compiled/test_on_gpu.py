@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels import on_gpu, parity, support
+from benchmarks.kernels import on_gpu, parity, support, timing
+from benchmarks.kernels.cost import cost_rows
 from benchmarks.kernels.measure import Allocations
 from benchmarks.kernels.ptx.launch import executed
 from benchmarks.kernels.ptx.unit import Options
@@ -62,9 +63,9 @@ def one_of_each(small: bool) -> list[parity.Check]:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks and timings that take seconds."""
-    chosen, cases = one_of_each(True), on_gpu.timed_cases
+    chosen, cases = one_of_each(True), timing.timed_cases
     monkeypatch.setattr(on_gpu, "checks", lambda small: chosen)
-    monkeypatch.setattr(on_gpu, "timed_cases", lambda device, small: list(islice(cases(device, small), 2)))
+    monkeypatch.setattr(timing, "timed_cases", lambda device, small: list(islice(cases(device, small), 2)))
 
 
 @pytest.mark.usefixtures("few")
@@ -82,6 +83,21 @@ def test_a_report_is_written_and_enters_the_table(device: StandIn, tmp_path: Pat
     assert entered.name.startswith("stand-in--no-gpu-")
     rows = [line for line in table.splitlines() if "Stand-in (no GPU)" in line]
     assert len(rows) == len(report["parity"])
+
+
+@pytest.mark.usefixtures("few")
+def test_timings_fill_the_cells_of_the_cost_page(device: StandIn) -> None:
+    found = timing.measured(device, small=True, repetitions=1)
+    kernel, twin = found["timings"][:2]
+    assert (kernel["impl"], twin["impl"]) == ("triton", "torch")
+    names = dict.fromkeys(("launches", "compulsory", "bytes", "sectors", "ratio_sectors"), 1)
+    points = [names | {"axis": "reference", "operation": kernel["operation"], "shape": kernel["shape"]}]
+    points += [points[0] | {"shape": "another"}, points[0] | {"axis": "V"}]
+    timed, other = cost_rows(points, found)
+    assert (timed["triton_us"], timed["eager_us"]) == (kernel["median_us"], twin["median_us"])
+    assert timed["GB/s"] == pytest.approx(kernel["needed_bytes"] / kernel["median_us"] / 1e3)
+    assert timed["of_memset"] == pytest.approx(timed["GB/s"] / found["memset_gigabytes_per_second"])
+    assert (other["triton_us"], other["of_memset"]) == (None, None)
 
 
 @pytest.mark.usefixtures("few")
@@ -104,7 +120,7 @@ def test_a_wrong_kernel_is_reported_and_ends_with_1(
         return launch
 
     monkeypatch.setattr(on_gpu, "launcher", wrong)
-    monkeypatch.setattr(on_gpu, "timed_cases", lambda *_: [])
+    monkeypatch.setattr(timing, "timed_cases", lambda *_: [])
     out = tmp_path / "result.json"
     assert on_gpu.run(device, out, small=True, repetitions=1, settings=[], tokens=4) == 1
     report = json.loads(out.read_text())
