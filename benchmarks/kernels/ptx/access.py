@@ -180,7 +180,7 @@ def asynchronous_copy(step: Instruction, number: int) -> Step:
 
 
 def _close_group(unit: Unit, mask: Mask) -> None:
-    unit.copies.closed = unit.copies.closed + (1 if mask is None else mask)
+    unit.copies.close(mask)
 
 
 def _land(unit: Unit, mask: Mask, pending: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ ORDERS = ("lockstep", "forward", "reverse", "random")
 LEFT = 1 << 30  # program counter of a thread that has returned
 WAITS = 1 << 20  # added to the program counter of a thread that waits at a barrier
 
+Work = TypeVar("Work")
 Array = NDArray[Any]  # of whatever type the instruction reads
 Mask = NDArray[np.bool_] | None
 TYPES = {
@@ -68,11 +69,15 @@ class Launch:
 
 
 @dataclass
-class Copies:
-    """Asynchronous copies of a unit that have not landed yet, in groups a thread: the number of those it has closed."""
+class Groups(Generic[Work]):
+    """Asynchronous work of a unit that has not been waited for; `closed`: how many groups each thread has closed."""
 
     closed: NDArray[np.int64]
-    under_way: list[Copy] = field(default_factory=list)
+    under_way: list[Work] = field(default_factory=list)
+
+    def close(self, mask: Mask) -> None:
+        """These threads close the group that they have filled."""
+        self.closed = self.closed + (1 if mask is None else mask)
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,6 @@ class Copy:
 
     def __getitem__(self, chosen: NDArray[np.bool_]) -> Copy:
         return Copy(self.lane[chosen], self.group[chosen], self.address[chosen], self.values[:, chosen], self.access)
-
-
-@dataclass
-class Products:
-    """Asynchronous products (wgmma) of a unit that have not been waited for, in groups as those of `Copies`."""
-
-    closed: NDArray[np.int64]
-    under_way: list[Product] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -123,8 +120,8 @@ class Unit:
         unset = {bits: np.full(1, value, RAW[bits]) for bits, value in _UNSET.items()}
         self.registers: list[Array] = [unset[register.bits] for register in launch.kernel.registers]
         self.special = self._special(launch.grid, launch.kernel.threads)
-        self.copies = Copies(np.zeros(self.size, np.int64))
-        self.products = Products(np.zeros(self.size, np.int64))
+        self.copies: Groups[Copy] = Groups(np.zeros(self.size, np.int64))
+        self.products: Groups[Product] = Groups(np.zeros(self.size, np.int64))
         self.stamp()
 
     def _special(self, grid: tuple[int, int, int], threads: int) -> dict[str, Array]:

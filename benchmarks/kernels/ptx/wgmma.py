@@ -39,7 +39,7 @@ def decode(step: Instruction, number: int) -> Step:
 
 
 def _close_group(unit: Unit, mask: Mask) -> None:
-    unit.products.closed = unit.products.closed + (1 if mask is None else mask)
+    unit.products.close(mask)
 
 
 def _finish(unit: Unit, mask: Mask, pending: int) -> None:
