@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> None:
     html = page(traces, grades, title=f"asrd trace: {' and '.join(t.header.decoder for t in traces)}")
     write_text(arguments.out, html)
     passes = ", ".join(f"{t.header.decoder} {len(t.steps) * t.header.forwards_per_step}" for t in traces)
-    print(f"{arguments.out}: forward passes: {passes}; open it in a browser", file=sys.stderr)
+    unit = "forward passes" if traces[0].header.offsets is None else "steps"
+    print(f"{arguments.out}: {unit}: {passes}; open it in a browser", file=sys.stderr)
 
 
 def decode(arguments: argparse.Namespace) -> tuple[list[Trace], list[str | None]]:

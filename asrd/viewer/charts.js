@@ -22,7 +22,7 @@ class Charts {
     this.cursors.push(cursor);
     const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": description }, ...shapes, cursor);
     const caption = make("figcaption", {}, make("b", { text: title }), ...keys.map(([kind, label]) => make("span", { class: `key ${kind}`, text: label })));
-    const bottom = { unit: "forward passes", ticks: passTicks(this.ticks, 4).map((tick) => [tick / this.ticks, tick]) };
+    const bottom = { unit: this.replay.units, ticks: passTicks(this.ticks, 4).map((tick) => [tick / this.ticks, tick]) };
     return make("figure", { class: "chart" }, caption, withAxes(svg, { ...axes, bottom }));
   }
 

@@ -13,7 +13,7 @@ class Heatmap {
     this.height = Math.min(Math.max(PASS_HEIGHT * ticks, LEAST_HEIGHT), MOST_HEIGHT);
     this.canvas = make("canvas", { role: "img", "aria-label": this._summary() });
     const passes = replay.count * replay.perStep;
-    const caption = make("figcaption", {}, make("b", { text: "roles" }), make("span", { text: `${replay.header.decoder}: ${passes} of ${ticks} forward passes` }));
+    const caption = make("figcaption", {}, make("b", { text: "roles" }), make("span", { text: `${replay.header.decoder}: ${passes} of ${ticks} ${replay.units}` }));
     this.element = make("figure", { class: "heatmap" }, caption, withAxes(this.canvas, this._axes()));
     this.canvas.addEventListener("pointermove", (event) => handlers.hover(this._cell(event), event));
     this.canvas.addEventListener("pointerleave", () => handlers.leave());
@@ -30,7 +30,7 @@ class Heatmap {
     const stride = Math.ceil(blocks / MOST_BLOCKS) * header.block_length;
     for (let place = 0; place < length - 0.4 * stride; place += stride) ticks.push([place / length, place]);
     const bottom = { unit: "position", ticks: [...ticks, [1, length]] };
-    return { left: { unit: "forward passes", ticks: passTicks(this.ticks, 6).map((tick) => [tick / this.ticks, tick]) }, bottom };
+    return { left: { unit: this.replay.units, ticks: passTicks(this.ticks, 6).map((tick) => [tick / this.ticks, tick]) }, bottom };
   }
 
   // Paint everything that does not move; called after a change of size or theme.

@@ -93,7 +93,7 @@ class History {
     }
     svg.append(draw("line", { class: "cursor", x1: x(step), x2: x(step), y1: 0, y2: height }));
     const passes = Math.max(replay.count * replay.perStep, 1);
-    const bottom = { unit: "forward passes", ticks: passTicks(passes, 6).map((tick) => [tick / passes, tick]) };
+    const bottom = { unit: replay.units, ticks: passTicks(passes, 6).map((tick) => [tick / passes, tick]) };
     return withAxes(svg, { left: { unit: "confidence", ticks: [[0, 1], [0.5, 0.5], [1, 0]] }, bottom });
   }
 

@@ -29,7 +29,8 @@ class Panel {
 
   _counters() {
     const checks = this.replay.witnesses ? { contradicted: "contradicted", edited: "edited" } : { anchors: "anchors", revoked: "revoked" };
-    const names = { passes: "forward passes", rate: "tokens / pass", pending: "pending", ...checks };
+    const { unit, units } = this.replay;
+    const names = { passes: units, rate: `tokens / ${unit}`, pending: "pending", ...checks };
     const list = make("dl", { class: "counters" });
     for (const [key, label] of Object.entries(names)) {
       this.counters[key] = make("dd", { text: "0" });

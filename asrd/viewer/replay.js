@@ -17,6 +17,8 @@ class Replay {
     this.row = row;
     this.length = this.header.length;
     this.perStep = this.header.forwards_per_step;
+    this.unit = this.header.offsets ? "step" : "pass"; // on block-diffusion models a step may share its forward pass
+    this.units = this.header.offsets ? "steps" : "forward passes";
     this.texts = Object.assign({}, ...records.map((record) => record.texts || {}));
     this.steps = []; // of this row, from 1 on
     this.times = [];

@@ -441,6 +441,18 @@ def test_the_command_writes_a_page_from_a_prompt_and_from_saved_traces(
     assert canvas(tab) == expected(traces[0])[-1]
 
 
+def test_on_a_block_diffusion_model_steps_are_counted_not_forward_passes(
+    show: Opener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["trace", "--model", "tiny-block4", "--problem", "3", "--decoder", "loo", "--save", str(tmp_path)]
+    assert main([*command, "--out", str(tmp_path / "a.html")]) == 0
+    (trace,) = [asrd.trace.read(tmp_path / "loo.jsonl")]
+    assert f"steps: loo {len(trace.steps)}" in capsys.readouterr().err
+    tab = show([trace])
+    assert tab.locator(".counter-passes dt").first.text_content() == "steps"
+    assert "forward passes" not in tab.locator("article.panel").first.inner_text()
+
+
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"asrd_trace": 9}\n')
