@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from asrd.config import ALIASES, FIELDS, NEUTRAL, AsrdConfig, resolve_aliases
-from asrd.decoders import without_effect
+from asrd.decoders import DECODERS, find_decoder, without_effect
 from asrd.engine.request import Request
 from asrd.settings import DefaultInt, did_you_mean
 
@@ -44,12 +44,13 @@ def resolve_config(
     max_length: int | None = None,
     input_ids: Tensor | None = None,
     model: Any = None,
+    strict: bool = False,
 ) -> AsrdConfig:
     """One AsrdConfig from a config and the keywords that override it; a None that its
     field does not allow is an error, except for max_new_tokens, where it means: not given.
 
     max_length (prompt and text together) counts where no number of new tokens is given; without it, the length that the
-    model's own generation config gives.
+    model's own generation config gives. strict: a keyword without effect on the decoder is an error, not a warning.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         found = type(generation_config).__name__
@@ -87,12 +88,24 @@ def resolve_config(
     if config.temperature == 0:
         for name in ("top_k", "top_p", "min_p"):
             if getattr(config, name) not in (FIELDS[name].default, 0):
-                log_once(f"{name}={getattr(config, name)} does nothing at temperature=0, which takes the best token")
+                message = f"{name}={getattr(config, name)} does nothing at temperature=0, which takes the best token"
+                log_once(message, key=f"{name} at temperature=0")
     for name in without_effect(config):
+        if strict and name in given:
+            raise ValueError(_no_effect(config, name))
         log_once(f"{name} does nothing: decoder={config.decoder!r}, as it is set up, does not look at it")
     if config.kv_refresh is not None and config.kv_cache is None:
         log_once(f"kv_refresh={config.kv_refresh} does nothing without kv_cache")
     return config
+
+
+def _no_effect(config: AsrdConfig, name: str) -> str:
+    """Why a setting does nothing, and what would be right."""
+    what, decoder = f"{name}={getattr(config, name)!r}", f"decoder={config.decoder!r}"
+    if name in find_decoder(config.decoder).reads:
+        return f"{what} does nothing beside the other settings of {decoder}: leave it out"
+    readers = ", ".join(other for other, kind in DECODERS.items() if name in kind.reads)
+    return f"{what} is not a setting of {decoder}: leave it out, or take one of the decoders that have it ({readers})"
 
 
 def default_length(model: Any) -> int:
@@ -118,10 +131,10 @@ def _refuse_foreign(config: GenerationConfig) -> None:
 _logged: set[str] = set()
 
 
-def log_once(message: str) -> None:
-    """A warning, the first time."""
-    if message not in _logged:
-        _logged.add(message)
+def log_once(message: str, key: str | None = None) -> None:
+    """A warning, the first time; key: what it is about, where its words may differ."""
+    if (key or message) not in _logged:
+        _logged.add(key or message)
         log.warning(message)
 
 

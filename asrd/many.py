@@ -19,6 +19,7 @@ from asrd.arguments import own_criteria, resolve_config
 from asrd.config import FIELDS, AsrdConfig, check, resolve_aliases
 from asrd.decoders import find_decoder
 from asrd.engine.canvas import config_of_part, first_masks
+from asrd.engine.decoder import SHARED
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
@@ -107,6 +108,8 @@ class Engine:
     generation_config  an `AsrdConfig`, or any GenerationConfig
     observers          callables that are shown the state of each batch after each step, and whose row each slot is
                        (None: nobody's); they must not change it
+    every_step         False: where a block-diffusion model does two steps in one forward pass, observers see the second
+                       only, and the forward pass is saved; True: they see each step, and it is not
     graph_memory       on a GPU, bytes that batches without requests may hold so that their CUDA graphs need not be
                        recorded again
     **settings         any field of `AsrdConfig`, for all requests that do not say otherwise
@@ -123,6 +126,7 @@ class Engine:
         chat: bool = True,
         generation_config: GenerationConfig | None = None,
         observers: Sequence[Observer] = (),
+        every_step: bool = True,
         graph_memory: int = GRAPH_MEMORY,
         **settings: Any,
     ) -> None:
@@ -134,7 +138,7 @@ class Engine:
         self._kind = self._kind_of(resolve_config(generation_config, settings, model=model))
         if not isinstance(graph_memory, int) or graph_memory < 0:
             raise ValueError(f"graph_memory={graph_memory!r} is out of range: expected a number of bytes")
-        self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers], graph_memory)
+        self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers], graph_memory, every_step)
         self._submitted = 0
         self._ended: list[Result] = []  # and not yet handed out
 
@@ -243,7 +247,7 @@ class Engine:
         own = {name: given.pop(name) for name in _OWN if name in given}
         kind = self._kind
         if given:
-            kind = self._kind_of(resolve_config(_for_decoder(kind.config, given.get("decoder")), given))
+            kind = self._kind_of(config_of_request(kind.config, given))
         config = copy.copy(kind.config)
         for name, value in own.items():
             check(name, value)
@@ -331,13 +335,19 @@ class Engine:
         self._ended.append(handle.result)
 
 
-def _for_decoder(config: AsrdConfig, name: Any) -> AsrdConfig:
-    """The engine's settings for a request that names another decoder: without those which that one does not read."""
-    if name is None or name == config.decoder:
-        return config
-    check("decoder", name)
-    reads = find_decoder(name).reads
-    return AsrdConfig(**{setting: value for setting, value in config.settings().items() if setting in reads})
+def config_of_request(config: AsrdConfig, given: dict[str, Any]) -> AsrdConfig:
+    """The settings of a request: those that it was given over the engine's.
+
+    Of the engine's, a request that names another decoder has those that all decoders share, but no KV cache that its
+    decoder cannot use. A setting that the decoder does not look at raises ValueError.
+    """
+    name = given.get("decoder", config.decoder)
+    if name != config.decoder:
+        check("decoder", name)
+        base = {setting: value for setting, value in config.settings().items() if setting in SHARED}
+        base |= {} if find_decoder(name).cacheable else {"kv_cache": None}
+        config = AsrdConfig(**base)
+    return resolve_config(config, given, strict=True)
 
 
 def generate_many(

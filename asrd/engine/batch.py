@@ -60,6 +60,7 @@ class Batch:
     observers  see the state after each step, inspectors also what happens within it; they must not change it
     strict     a row whose logits cannot be read raises; else it ends as not readable
     stops      what may end each row besides its EOS and its length; they read the tokens in each step
+    every_step observers see each step by itself, also where a block-diffusion model does two in one forward pass
 
     On a GPU the host looks at each step while the next one is under way. With observers, who read the state by nature,
     or a cache without graphs, which reads in each step, it looks at once.
@@ -74,14 +75,15 @@ class Batch:
         observers: Sequence[Observer] = (),
         strict: bool = False,
         stops: Sequence[Stop | None] | None = None,
+        every_step: bool = True,
     ) -> None:
         inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
         self.run = replace(run, mark=mark_all(inspectors)) if inspectors else run
-        if observers and isinstance(run.cache, BlockBody):
+        if observers and every_step and isinstance(run.cache, BlockBody):
             run.cache.watched = True
         self.decoder, self.tags, self.strict = decoder, list(tags), strict
         decoder.on_host = run.on_host
-        self.observers, self.inspectors = tuple(observers), inspectors
+        self.observers, self.inspectors, self.every_step = tuple(observers), inspectors, every_step
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
         self.stops = list(stops or [None] * len(self.tags))
@@ -221,7 +223,7 @@ class Batch:
         """A batch of all rows of `request`, the first of which are these and go on where they are."""
         run = Run.of(self.run.adapter, request, self.run.select)
         decoder = type(self.decoder)(request, self.decoder.table)
-        other = Batch(run, decoder, tags, limits, self.observers, self.strict)
+        other = Batch(run, decoder, tags, limits, self.observers, self.strict, every_step=self.every_step)
         other.put(self, rows, range(len(rows)))
         if other.free:
             other.clear(other.free)

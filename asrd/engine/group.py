@@ -74,12 +74,16 @@ Watcher = Callable[[DecodeState, tuple[Job | None, ...]], None]
 class Group:
     """Jobs of one kind on a canvas of `width` prompt positions and `length` generated ones.
 
+    watchers see the state after each step; every_step: as for `Batch`.
+
     Where nothing wants fixed shapes, the batch has as many slots as there are rows. On a GPU the sizes are powers of
     two, and a batch that was left for a larger or smaller one is kept, for it holds a recorded graph.
     """
 
-    def __init__(self, kind: Kind, width: int, length: int, watchers: Sequence[Watcher] = ()) -> None:
-        self.kind, self.width, self.length = kind, width, length
+    def __init__(
+        self, kind: Kind, width: int, length: int, watchers: Sequence[Watcher] = (), every_step: bool = True
+    ) -> None:
+        self.kind, self.width, self.length, self.every_step = kind, width, length, every_step
         self.config = AsrdConfig(**kind.config.settings() | {"max_new_tokens": length})
         self.config.block_length = kind.decoder.block_length(self.config)
         self.observers = [self._shown_to(watcher) for watcher in watchers]
@@ -178,7 +182,8 @@ class Group:
         tags = [*jobs, *[None] * (size - len(jobs))]
         limits = [decoder.max_steps(job.request.length) for job in jobs] + [self.length] * (size - len(jobs))
         stops = [*(job.stop for job in jobs), *[None] * (size - len(jobs))]
-        return Batch(loop.Run.of(self.kind.adapter, request), decoder, tags, limits, self.observers, stops=stops)
+        run = loop.Run.of(self.kind.adapter, request)
+        return Batch(run, decoder, tags, limits, self.observers, stops=stops, every_step=self.every_step)
 
     def _read(self, slots: list[int]) -> list[list[int]]:
         """Of each row its tokens, steps and counts, in one copy to the host."""

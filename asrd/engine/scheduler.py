@@ -36,10 +36,17 @@ class Usage:
 
 class Scheduler:
     """Jobs wait, run in groups and end. `slots` is how many run at a time, over all groups; graph_memory: how many
-    bytes batches without rows may hold, so that their graphs need not be recorded again."""
+    bytes batches without rows may hold, so that their graphs need not be recorded again; every_step: as for `Batch`."""
 
-    def __init__(self, slots: int, watchers: Sequence[Watcher] = (), graph_memory: int = GRAPH_MEMORY) -> None:
+    def __init__(
+        self,
+        slots: int,
+        watchers: Sequence[Watcher] = (),
+        graph_memory: int = GRAPH_MEMORY,
+        every_step: bool = True,
+    ) -> None:
         self.slots, self.watchers, self.graph_memory = slots, tuple(watchers), graph_memory
+        self.every_step = every_step
         self.waiting: deque[Job] = deque()
         self.groups: list[Group] = []
         self.running = 0
@@ -116,7 +123,7 @@ class Scheduler:
         ]
         if fitting:
             return min(fitting, key=lambda group: group.width + group.length)
-        return Group(job.kind, width, length, self.watchers)
+        return Group(job.kind, width, length, self.watchers, self.every_step)
 
     def _count(self, group: Group, jobs: list[Job]) -> None:
         self.usage.forwards += 1

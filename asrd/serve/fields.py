@@ -155,6 +155,13 @@ class Order:
     details: bool = False  # counters in the answer
     logprobs: bool = False
 
+    def field_of(self, message: str) -> str:
+        """The field that an error of the engine is about: that of the setting with which it begins, or the prompt."""
+        name = message.partition("=")[0]
+        if name in CLOSED or name in self.settings:
+            return CLOSED.get(name) or f"asrd.{name}"
+        return "messages" if self.chat else "prompt"
+
 
 def read_order(body: Any, chat: bool, model: str, limits: Limits) -> Order:
     """A request's JSON as an order; raises ApiError."""

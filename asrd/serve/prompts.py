@@ -11,9 +11,17 @@ from asrd.serve.limits import Limits
 
 def encode_order(tokenizer: Any, order: Order, limits: Limits, context: int | None, mask: int) -> list[list[int]]:
     """The ids of each prompt of an order; raises ApiError."""
-    if order.chat:
-        return [_checked(_chat_ids(tokenizer, order.prompt), "messages", limits, context, mask)]
-    return [_checked(_ids(tokenizer, prompt), "prompt", limits, context, mask) for prompt in order.prompt]
+    name = "messages" if order.chat else "prompt"
+    every = [_chat_ids(tokenizer, order.prompt)] if order.chat else [_ids(tokenizer, one) for one in order.prompt]
+    for ids in every:
+        _check(ids, name, limits, context, mask)
+        if context is not None and order.max_tokens is not None and len(ids) + order.max_tokens > context:
+            message = (
+                f"{name} has {len(ids)} tokens, which with max_tokens={order.max_tokens} are more than the model's"
+            )
+            message += f" context of {context}: give max_tokens of at most {context - len(ids)}, or a shorter prompt"
+            raise ApiError(400, message, "max_tokens", "context_length_exceeded")
+    return every
 
 
 def _chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
@@ -34,7 +42,7 @@ def _ids(tokenizer: Any, prompt: str | list[int]) -> list[int]:
     return list(tokenizer(prompt)["input_ids"])
 
 
-def _checked(ids: list[int], name: str, limits: Limits, context: int | None, mask: int) -> list[int]:
+def _check(ids: list[int], name: str, limits: Limits, context: int | None, mask: int) -> None:
     most = min((limit for limit in (limits.prompt_tokens, context and context - 1) if limit is not None), default=None)
     if most is not None and len(ids) > most:
         message = f"{name} has {len(ids)} tokens: this server takes {most} at most"
@@ -43,4 +51,3 @@ def _checked(ids: list[int], name: str, limits: Limits, context: int | None, mas
         raise bad(name, f"{name} is empty")
     if mask in ids:
         raise bad(name, f"{name} has the mask token: a prompt must not contain masks")
-    return ids

@@ -96,7 +96,7 @@ class Reply:
                 asked -= 1
             elif isinstance(event, Ended) and event.result.error is not None and event.result.steps == 0:
                 self.ended[number] = True
-                raise ApiError(400, event.result.error, "messages" if self.order.chat else "prompt")
+                raise ApiError(400, event.result.error, self.order.field_of(event.result.error))
             elif isinstance(event, Failed):
                 raise ApiError(500, event.message)
             else:

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 from asrd.arguments import resolve_config
-from asrd.config import FIELDS, AsrdConfig
+from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, find_decoder
 from asrd.engine.caches import settle_blocks
-from asrd.engine.decoder import SHARED
 from asrd.many import Engine, Observer
 from asrd.models import ModelAdapter, special_ids
 from asrd.serve.errors import ApiError
@@ -46,7 +45,6 @@ class Service:
         settings: dict[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.name, self.slots, self.limits = tokenizer, name, slots, limits or Limits()
-        self.given = settings or {}
         self.config: AsrdConfig = resolve_config(None, settings or {})
         adapter = ModelAdapter(model)
         ids = special_ids(adapter, self.config, tokenizer)
@@ -57,7 +55,7 @@ class Service:
         self.eos_ids = ids.eos if self.config.early_stop else ()
 
         def make(observer: Observer) -> Engine:
-            return Engine(model, tokenizer, slots, observers=[observer], **settings or {})
+            return Engine(model, tokenizer, slots, observers=[observer], every_step=False, **settings or {})
 
         self.worker = Worker(make, ids.mask)
         self.metrics = Metrics(self)
@@ -106,7 +104,7 @@ class Service:
 
     def tickets(self, order: Order, prompts: list[list[int]], notify: Callable[[int, Event], None]) -> list[Ticket]:
         """A ticket for each choice, submitted; `notify` is told its number and each event."""
-        seed, settings = order.seed, self._own_settings(order)
+        seed = order.seed
         if seed is None and order.settings.get("temperature", self.config.temperature) > 0:
             seed = secrets.randbits(63)
         made = []
@@ -116,18 +114,11 @@ class Service:
             own |= {"seed": self.config.seed if seed is None else seed}
             own |= {"logprobs": True} if order.logprobs else {}
             own |= {"stop_strings": list(order.stop)} if order.stop else {}
-            made.append(Ticket(ids, settings | own, self._told(number, notify), order.stream, order.drafts))
+            made.append(Ticket(ids, order.settings | own, self._told(number, notify), order.stream, order.drafts))
         self.inflight += len(made)
         for ticket in made:
             self.worker.submit(ticket)
         return made
-
-    def _own_settings(self, order: Order) -> dict[str, Any]:
-        """Those of the order. With a decoder other than the server's, the server's settings of that one are dropped."""
-        if order.settings.get("decoder", self.config.decoder) == self.config.decoder:
-            return order.settings
-        dropped = {name: FIELDS[name].default for name in self.given if name not in SHARED}
-        return dropped | order.settings
 
     def max_tokens(self, order: Order, prompt: int) -> int:
         """How much an answer may have: what was asked for, or the server's own as far as the context goes."""

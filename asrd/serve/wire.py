@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -57,8 +58,11 @@ class Words:
                 for text, score in scored
             ]
             return {"content": parts, "refusal": None}
-        offsets = [sum(len(text) for text, _ in scored[:place]) for place in range(len(scored))]
         texts, scores = [text for text, _ in scored], [score for _, score in scored]
+        joined = "".join(texts)
+        dropped = 0 if joined.startswith(choice.text.sent) else len(joined) - len(joined.lstrip())  # by the tokenizer
+        ends = list(accumulate(map(len, texts)))
+        offsets = [max(end - len(text) - dropped, 0) for end, text in zip(ends, texts, strict=True)]
         return {"tokens": texts, "token_logprobs": scores, "top_logprobs": None, "text_offset": offsets}
 
     async def events(self) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import asrd
+from asrd.config import FIELDS
 from asrd.decoders import DECODERS, Decoder
 from asrd.engine import loop
 from asrd.engine.batch import Batch, size_for
@@ -50,16 +51,25 @@ def got(result: Any) -> tuple[list[int], list[int]]:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_for_another_decoder_leaves_out_settings_that_it_does_not_read() -> None:
-    engine = Engine(MODEL, slots=2, **SETTINGS)  # a threshold, which factor refuses beside its own rule
-    handle = engine.submit([2, 3, 4], decoder="factor")
-    refused = engine.submit([2, 3, 4], decoder="factor", threshold=0.4)
+@pytest.mark.parametrize("decoder", ["factor", "wino"])
+def test_a_request_for_another_decoder_has_the_settings_that_all_decoders_share(decoder: str) -> None:
+    engine = Engine(MODEL, slots=2, **SETTINGS)  # a threshold, which factor does not have, and wino for another rule
+    handle = engine.submit([2, 3, 4], decoder=decoder)
     list(engine.run())
     assert handle.result is not None
-    assert refused.result is not None
-    expected = asrd.fast_generate(MODEL, torch.tensor([[2, 3, 4]]), decoder="factor", max_new_tokens=12, block_length=4)
+    expected = asrd.fast_generate(MODEL, torch.tensor([[2, 3, 4]]), decoder=decoder, max_new_tokens=12, block_length=4)
     assert handle.result.tokens == expected[0, 3:].tolist()
-    assert "two rules for the same choice" in str(refused.result.error)
+
+
+def test_a_request_for_a_decoder_that_cannot_use_the_engines_cache_runs_without() -> None:
+    model = make_llama(2, vocab_size=12, mask_token_id=11)
+    engine = Engine(model, slots=2, kv_cache="dual", **SETTINGS)
+    handle = engine.submit([2, 3, 4], decoder="saber")
+    list(engine.run())
+    assert handle.result is not None
+    assert handle.result.error is None
+    expected = asrd.fast_generate(model, torch.tensor([[2, 3, 4]]), decoder="saber", max_new_tokens=12, block_length=4)
+    assert handle.result.tokens == expected[0, 3:].tolist()
 
 
 def test_a_request_without_a_prompt_hurts_no_other() -> None:
@@ -128,6 +138,7 @@ def test_requests_with_other_settings_run_beside_the_rest() -> None:
     for handle, prompt, settings in zip(handles, prompts(6), own, strict=True):
         length = settings.get("gen_length", 12)
         other = {name: value for name, value in settings.items() if name != "gen_length"} | {"max_new_tokens": length}
+        other |= {"threshold": FIELDS["threshold"].default} if "decoder" in settings else {}
         assert got(handle.result) == alone(MODEL, prompt, handle.index, **other)
 
 
@@ -153,6 +164,13 @@ def test_requests_with_other_settings_run_beside_the_rest() -> None:
         ([2], {"decoder": "magic"}, "decoder='magic' is unknown"),
         ([2], {"decoder": "standard", "steps": 2}, "steps=2 is less than the number of blocks, 3"),
         ([2], {"decoder": "saber", "kv_cache": "dual"}, "kv_cache='dual' cannot be used with decoder='saber'"),
+        (
+            [2],
+            {"factor": 2.0},
+            "factor=2.0 is not a setting of decoder='asrd': leave it out, or take one of the decoders",
+        ),
+        ([2], {"decoder": "factor", "threshold": 0.4}, "threshold=0.4 is not a setting of decoder='factor'"),
+        ([2], {"decoder": "standard", "eps": 0.1}, "eps=0.1 does nothing beside the other settings"),
         ([2], {"lm_head": "fused"}, "lm_head='fused' cannot be used"),
     ],
 )

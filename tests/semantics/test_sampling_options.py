@@ -130,10 +130,16 @@ def test_a_pending_token_is_not_penalised_for_standing_where_it_is() -> None:
     assert len(set(many)) > len(set(asrd.fast_generate(model(), ids, decoder="standard", max_new_tokens=6)[0].tolist()))
 
 
-def test_filters_without_temperature_are_said_to_do_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_filters_without_temperature_are_said_to_do_nothing_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asrd.arguments._logged", set())
     with caplog.at_level(logging.WARNING, "asrd"):
-        asrd.fast_generate(model(), PROMPT, max_new_tokens=1, top_p=0.123)
-    assert "top_p=0.123 does nothing at temperature=0" in caplog.text
+        for share in (0.123, 0.124):
+            asrd.fast_generate(model(), PROMPT, max_new_tokens=1, top_p=share)
+    assert [record.message for record in caplog.records] == [
+        "top_p=0.123 does nothing at temperature=0, which takes the best token"
+    ]
 
 
 def test_with_triton_filters_run_in_the_pytorch_twin(monkeypatch: pytest.MonkeyPatch) -> None:

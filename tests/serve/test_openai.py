@@ -105,6 +105,40 @@ def test_a_block_diffusion_model_is_served_with_the_decoders_it_has() -> None:
             client.completions.create(model="tiny", prompt="ann", extra_body={"asrd": {"decoder": "wino"}})
 
 
+@pytest.mark.parametrize("own", [{"decoder": "loo"}, {"decoder": "asrd"}, {"decoder": "native", "boundary": "apart"}])
+def test_forward_passes_of_a_block_diffusion_model_are_those_that_were_made(
+    own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asrd
+    from asrd.models import ModelAdapter
+
+    made, body = [0], ModelAdapter.body
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        made[0] += 1
+        return body(self, *arguments)
+
+    model, tokenizer = asrd.load("tiny-block")
+    monkeypatch.setattr(ModelAdapter, "body", counted)
+    long = [{"role": "user", "content": "ben has 4 stones . " * 6 + QUESTION.format(4)}]  # its first block is stored
+    ask: Any = {"model": "tiny", "messages": long if "boundary" in own else chat(), "max_tokens": 60}
+    with running(slots=2, model=model, tokenizer=tokenizer) as server:
+        create = server.client().chat.completions.create
+        made[0] = 0
+        whole = create(extra_body={"asrd": own}, **ask).choices[0]
+        assert whole.model_extra["asrd"]["forward_passes"] == made[0]
+        made[0] = 0
+        chunks = list(create(stream=True, extra_body={"asrd": own | {"drafts": True}}, **ask))
+        told = [chunk.choices[0].model_extra["asrd"] for chunk in chunks if "asrd" in chunk.choices[0].model_extra]
+    assert told[-1]["forward_passes"] == whole.model_extra["asrd"]["forward_passes"] == made[0]
+    steps = [news["step"] for news in told if "step" in news]
+    assert steps == list(range(1, len(steps) + 1))
+    assert (made[0] > len(steps)) if "boundary" in own else (made[0] == len(steps))
+    shown = {place: text for news in told[1:-1] for place, text in news["drafted"] + news["edited"]}
+    last = told[-2]["filled"] or 60
+    assert "".join(shown[place] for place in range(last)).replace("<|eos|>", "").strip() == whole.message.content
+
+
 def test_completions_take_text_ids_and_several_prompts(client: OpenAI) -> None:
     _, tokenizer = tiny()
     prompts = [QUESTION.format(n) for n in (4, 7)]
@@ -208,6 +242,8 @@ def test_log_probabilities_are_those_of_the_decode(client: OpenAI) -> None:
     text = client.completions.create(model="tiny", prompt=QUESTION.format(4), max_tokens=8, logprobs=0).choices[0]
     assert "".join(text.logprobs.tokens).strip() == text.text.strip()
     assert len(text.logprobs.token_logprobs) == len(text.logprobs.text_offset) == 8
+    for token, offset in zip(text.logprobs.tokens, text.logprobs.text_offset, strict=True):
+        assert text.text[offset:].startswith(token if offset else token.lstrip())
 
 
 def test_nucleus_sampling_is_that_of_the_decode(client: OpenAI) -> None:

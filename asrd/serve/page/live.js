@@ -111,7 +111,10 @@ class Live {
       shown.canvas.apply(asrd);
       this._count(shown);
       if (pace && !signal.aborted) await pause(1000 / pace);
-    } else this._end(shown, news.finish_reason, true);
+    } else {
+      shown.canvas.step = asrd.forward_passes; // a step may take another number of them
+      this._end(shown, news.finish_reason, true);
+    }
     if (document.documentElement.scrollHeight - scrollY - innerHeight < 260) scrollTo(0, document.documentElement.scrollHeight);
   }
 
