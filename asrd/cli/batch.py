@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from asrd.cli.generate import record_of, run_key
 from asrd.cli.loading import load_arguments
-from asrd.cli.requests import ResultFile, read_requests
+from asrd.cli.requests import ResultFile, read_requests, require_all
 from asrd.cli.settings import settings_of
 from asrd.files import read_text, write_text
 
@@ -31,17 +31,17 @@ def run(arguments: argparse.Namespace) -> None:
     with ResultFile(path, requests, run_key(arguments, settings)) as file:
         done = len(file.done)
         missing = [(index, request) for index, request in enumerate(requests) if index not in file.done]
-        failed = decode(arguments, missing, requests, settings, file) if missing else 0
+        if missing:
+            decode(arguments, missing, requests, settings, file)
     put_in_order(path)
     print(f"{path}: {len(requests)} results" + f", {done} of them from before" * bool(done), file=sys.stderr)
-    if failed:
-        raise ValueError(f"{failed} of {len(missing)} prompts could not be decoded; each one's error says why")
+    require_all(file.failed, len(requests))
 
 
 def decode(
     arguments: argparse.Namespace, missing: Any, requests: list[Any], settings: dict[str, Any], file: ResultFile
-) -> int:
-    """Decode what is missing, to the file; how many prompts failed."""
+) -> None:
+    """Decode what is missing, to the file."""
     try:
         import ray  # noqa: F401
     except ImportError:
@@ -51,7 +51,7 @@ def decode(
 
     connect(arguments.ray, cpus=max(os.cpu_count() or 1, int(arguments.workers * arguments.cpus) + 1))
     job = Job(arguments.model, load_arguments(arguments), settings, arguments.slots, not arguments.raw)
-    failed = tokens = 0
+    tokens = 0
     begun = time.perf_counter()
     with tqdm(total=len(requests), initial=len(requests) - len(missing), unit="prompt", file=sys.stderr) as bar:
         size = min(arguments.batch, max(1, -(-len(missing) // arguments.workers)))
@@ -59,10 +59,9 @@ def decode(
             if index in file.done:
                 continue
             file.write(record_of(arguments, index, requests[index], result, settings))
-            failed, tokens = failed + (result.error is not None), tokens + result.length
+            tokens += result.length
             bar.update()
             bar.set_postfix_str(f"{tokens / (time.perf_counter() - begun):.0f} tokens/s", False)
-    return failed
 
 
 def put_in_order(path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from asrd.cli.loading import load_model, load_plugins, problem_number, require_packaged_task, require_tokenizer
-from asrd.cli.requests import Request, ResultFile, read_requests
+from asrd.cli.requests import Request, ResultFile, read_requests, require_all
 from asrd.cli.settings import settings_of
 from asrd.engine.stopping import text_before
 from asrd.files import read_text, require_text
@@ -160,8 +160,7 @@ def generate_all(
                 record = record_of(arguments, printed, requests[printed], ended, settings)
                 print(json.dumps(record, ensure_ascii=False) if arguments.json else ended.text)
                 printed += 1
-    if failed:
-        raise ValueError(f"{failed} of {len(missing)} prompts could not be decoded; each one's error says why")
+    require_all(failed if file is None else file.failed, len(requests))
 
 
 def run_key(arguments: argparse.Namespace, settings: dict[str, Any]) -> str:

@@ -34,6 +34,12 @@ def read_requests(text: str, is_json: bool, where: str) -> list[Request]:
     return requests
 
 
+def require_all(failed: int, count: int) -> None:
+    """Raise ValueError if some of so many prompts have an error for a result."""
+    if failed:
+        raise ValueError(f"{failed} of {count} prompts could not be decoded; each one's error says why")
+
+
 class ResultFile:
     """Results as JSON lines, in the order in which they come; each is in the file before the next one begins.
 
@@ -43,6 +49,7 @@ class ResultFile:
 
     def __init__(self, path: Path, requests: Sequence[Request], run: str) -> None:
         self.path, self.run = path, run
+        self.failed = 0  # results, of earlier runs too, that are an error
         self.done = self._read(requests) if path.exists() else set()
         self.file = path.open("a", encoding="utf-8")
 
@@ -57,6 +64,7 @@ class ResultFile:
         self.file.write(json.dumps(record | {"run": self.run}, ensure_ascii=False) + "\n")
         self.file.flush()
         self.done.add(record["index"])
+        self.failed += record.get("error") is not None
 
     def _read(self, requests: Sequence[Request]) -> set[int]:
         """The indices that have a result. What an interruption has left of a line is cut off."""
@@ -72,6 +80,7 @@ class ResultFile:
             if run != self.run or index >= len(requests) or requests[index]["prompt"] != prompt:
                 raise ValueError(f"{self.path} has results of other prompts, settings or model: give another --out")
             done.add(index)
+            self.failed += record.get("error") is not None
         if whole != content:
             with self.path.open("r+b") as file:
                 file.truncate(len(whole))

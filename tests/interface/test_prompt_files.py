@@ -185,6 +185,10 @@ def test_a_prompt_that_cannot_be_decoded_hurts_no_other(
     assert [found[index]["finish_reason"] == "error" for index in range(4)] == [False, True, True, False]
     assert "the prompt is empty" in found[1]["error"]
     assert "no setting 'treshold'" in found[2]["error"]
+    assert generate(folder, "--file", tmp_path / "some.jsonl", "--out", tmp_path / "out.jsonl") == 2
+    assert "2 of 4 prompts could not be decoded" in capsys.readouterr().err, (
+        "nothing was left to do, and it is said still"
+    )
 
 
 def test_a_result_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
