@@ -128,6 +128,27 @@ def test_stop_ends_the_answer_on_the_server_too(show: Opener, server: Running) -
     assert server.idle(10)
 
 
+@pytest.mark.parametrize("device", ["desktop", "phone"])
+def test_an_answer_is_in_sight_while_it_is_drafted_with_the_settings_open(show: Opener, device: str) -> None:
+    tab = show(**(PHONE if device == "phone" else {}))
+    tab.locator("#more summary").click()
+    tab.locator("#max_tokens").fill("300")
+    tab.locator("#decoder").select_option("standard")
+    tab.locator("#pace").select_option("3")
+    for turn in range(2):
+        put(tab, QUESTION.format(4))
+        panel = tab.locator(".turn").nth(turn).locator(".panel")
+        panel.locator(".tok:not([data-role='mask'])").first.wait_for()
+        covered = tab.locator("#ask").bounding_box()["y"]
+        first = panel.locator(".tok").first.bounding_box()
+        assert 0 <= first["y"] < first["y"] + first["height"] <= covered, "the first tokens cannot be seen"
+        tab.locator("#stop").click()
+        wait_for_end(tab, turn)
+    tab.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    end = tab.locator(".panel").last.bounding_box()
+    assert end["y"] + end["height"] <= covered, "the end of the page cannot be scrolled into sight"
+
+
 def test_what_is_typed_is_text_and_never_code(show: Opener) -> None:
     tab = show()
     put(tab, ATTACK)

@@ -106,6 +106,7 @@ class Live {
     if (asrd.length) {
       shown.canvas = new Canvas(asrd.length);
       shown.text.replaceChildren(shown.canvas.element);
+      shown.turn.scrollIntoView({ block: "start" });
     } else if (asrd.step) {
       const pace = Number(this.find("pace").value);
       shown.canvas.apply(asrd);
@@ -157,8 +158,8 @@ class Live {
     const parts = settings ? [title, list, shown.text, shown.plain, shown.fault] : [title, shown.plain];
     const turn = make("section", { class: "turn" }, make("p", { class: "question", text: question }), make("article", { class: "panel", "aria-label": "answer" }, ...parts));
     this.find("turns").append(turn);
-    turn.scrollIntoView({ block: "end" });
-    return shown;
+    turn.scrollIntoView({ block: "start" });
+    return Object.assign(shown, { turn });
   }
 
   _remember(question, answer, plain) {
@@ -191,6 +192,8 @@ class Live {
   }
 
   _listen() {
+    const composer = this.find("ask"), room = () => { document.body.style.paddingBottom = `${composer.offsetHeight + 24}px`; };
+    new ResizeObserver(room).observe(composer); // it covers the end of the page, by more while the settings are open
     this.find("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       const field = this.find("question"), question = field.value.trim();
