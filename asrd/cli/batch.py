@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from asrd.cli.generate import record_of, run_key
-from asrd.cli.loading import load_arguments
+from asrd.cli.loading import load_arguments, model_for_others
 from asrd.cli.requests import ResultFile, read_requests, require_all
 from asrd.cli.settings import settings_of
 from asrd.files import read_text, write_text
@@ -49,8 +49,9 @@ def decode(
     from asrd.serve.ray_data import Job, decode_many
     from asrd.serve.ray_serve import connect
 
+    model = model_for_others(arguments.model, here=arguments.ray == "local")
     connect(arguments.ray, cpus=max(os.cpu_count() or 1, int(arguments.workers * arguments.cpus) + 1))
-    job = Job(arguments.model, load_arguments(arguments), settings, arguments.slots, not arguments.raw)
+    job = Job(model, load_arguments(arguments), settings, arguments.slots, not arguments.raw)
     tokens = 0
     begun = time.perf_counter()
     with tqdm(total=len(requests), initial=len(requests) - len(missing), unit="prompt", file=sys.stderr) as bar:

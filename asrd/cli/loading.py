@@ -18,7 +18,7 @@ from asrd.decoders import DECODERS
 from asrd.lab.tasks import Problem, Task, find_task
 from asrd.memory import keep_freed_memory
 from asrd.models import load
-from asrd.models.source import PACKAGED_NAMES
+from asrd.models.source import PACKAGED_NAMES, read_json, resolve
 
 
 def load_plugins(files: list[Path]) -> None:
@@ -51,6 +51,15 @@ def load_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
         "attn_implementation": arguments.attn,
         "trust_remote_code": arguments.trust_remote_code,
     }
+
+
+def model_for_others(model: str, here: bool) -> str:
+    """--model for processes that run elsewhere: a folder by its whole path. here: they see the files that this one
+    sees, so that a model that is not there is said at once."""
+    if here:
+        read_json(resolve(model), "config.json", {}, required=True)
+    path = Path(model).expanduser()
+    return str(path.resolve()) if model not in PACKAGED_NAMES and path.is_dir() else model
 
 
 def load_model(arguments: argparse.Namespace) -> tuple[Any, Any]:

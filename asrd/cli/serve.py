@@ -7,9 +7,10 @@ import logging
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from asrd.cli.loading import load_arguments, load_plugins
+from asrd.cli.loading import load_arguments, load_plugins, model_for_others
 from asrd.cli.serve_options import LIMITS, api_key, settings_of_server
 from asrd.serve.limits import Limits
 from asrd.serve.plan import Plan
@@ -80,11 +81,12 @@ def serve_on_ray(arguments: argparse.Namespace, plan: Plan) -> None:
         raise ValueError("--ray needs Ray: pip install 'asrd[ray]'") from None
     from asrd.serve.ray_serve import connect, deploy, wait_for_signal
 
+    own = arguments.ray == "local"
+    plan = replace(plan, model=model_for_others(plan.model, here=own))
     most = max(arguments.replicas, arguments.max_replicas or 0)
     connect(arguments.ray, cpus=max(os.cpu_count() or 1, int(most * arguments.cpus) + 1))
     where = {"host": arguments.host, "port": arguments.port}
     deploy(plan, arguments.replicas, arguments.max_replicas, **where, cpus=arguments.cpus, gpus=arguments.gpus)
-    own = arguments.ray == "local"
     whose = "" if own else " on the cluster's head node"
     print(f"{plan.name} is served at http://{arguments.host}:{arguments.port}{whose}", flush=True)
     wait_for_signal(own)

@@ -15,6 +15,7 @@ from typing import Any
 from asrd.many import Engine, Result
 from asrd.memory import keep_freed_memory
 from asrd.models import load
+from asrd.serve.ray_serve import sentence_of
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class Decode:
 def decode_many(
     job: Job, requests: Sequence[tuple[int, dict[str, Any]]], workers: int, batch: int, cpus: float, gpus: float
 ) -> Iterator[tuple[int, Result]]:
-    """(number, result) of numbered requests, as batches of them end, on the cluster that is connected."""
+    """(number, result) of numbered requests, as batches of them end, on the cluster that is connected. A model or
+    settings that no worker can be made with raise ValueError."""
     import ray
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # it would say so
+    logging.getLogger("ray.data.exceptions").setLevel(logging.CRITICAL)  # what it would say is raised below
     context.execution_options.preserve_order = False
     items = [{"number": number, "request": json.dumps(request)} for number, request in requests]
     blocks = max(1, -(-len(items) // batch))
@@ -66,6 +69,9 @@ def decode_many(
         num_cpus=cpus,
         num_gpus=gpus,
     )
-    for rows in found.iter_batches(batch_size=None, prefetch_batches=0):
-        for number, text in zip(rows["number"], rows["result"], strict=True):
-            yield int(number), Result(**json.loads(str(text)))
+    try:
+        for rows in found.iter_batches(batch_size=None, prefetch_batches=0):
+            for number, text in zip(rows["number"], rows["result"], strict=True):
+                yield int(number), Result(**json.loads(str(text)))
+    except ray.exceptions.RayError as error:
+        raise ValueError(sentence_of(str(error))) from None

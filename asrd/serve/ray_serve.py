@@ -6,6 +6,7 @@ Ray starts, watches and replaces the replicas and spreads requests over them; th
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import suppress
 from types import FrameType
@@ -75,6 +76,7 @@ def deploy(
         "health_check_period_s": 5,
         "health_check_timeout_s": 30,
         "graceful_shutdown_timeout_s": plan.limits.grace,
+        "max_constructor_retry_count": 1,  # before the first replica is there; later ones are tried again
     }
     if max_replicas is not None and max_replicas > replicas:
         scaling = {"min_replicas": replicas, "max_replicas": max_replicas, "target_ongoing_requests": plan.slots}
@@ -84,7 +86,25 @@ def deploy(
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": port})
     _check_address(host, port)
     deployment: Any = Replica  # Ray's decorators say too little of what they return
-    return serve.run(deployment.options(**options).bind(plan), name=APP, route_prefix="/")
+    try:
+        return serve.run(deployment.options(**options).bind(plan), name=APP, route_prefix="/")
+    except RuntimeError:
+        reason = _why_not()
+        serve.delete(APP)
+        raise ValueError(reason) from None
+
+
+def _why_not() -> str:
+    """What the first replica said when it could not be made."""
+    from ray import serve
+
+    app = serve.status().applications[APP]
+    return sentence_of("\n".join(part.message for part in app.deployments.values()) or app.message)
+
+
+def sentence_of(trace: str) -> str:
+    """The last error in the text of a traceback, without its type."""
+    return re.split(r"^(?:\w+\.)*\w+(?:Error|Exception): ", trace, flags=re.MULTILINE)[-1].strip()
 
 
 def _check_address(host: str, port: int) -> None:

@@ -145,6 +145,15 @@ def test_two_nodes_are_used_and_all_requests_answered_when_a_replica_and_a_node_
         server.client().chat.completions.create(model="tiny", messages=chat(), tools=[{"type": "function"}])  # type: ignore
 
 
+def test_a_server_that_cannot_be_made_says_why_and_leaves_nothing_on_the_cluster(cluster: Any) -> None:
+    from ray import serve
+
+    wrong = Plan("tiny", "tiny", settings={"decoder": "native"})
+    with pytest.raises(ValueError, match=r"^decoder='native' is for block-diffusion models.*LLaDA and Dream$"):
+        deploy(wrong, replicas=2, port=free_port())
+    assert serve.status().applications == {}
+
+
 @dataclass(frozen=True)
 class Fragile(Plan):
     """A server whose engine fails as long as a file is there."""
