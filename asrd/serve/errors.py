@@ -32,7 +32,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.code = status, _printable(message, 2000), code
+        self.param = None if param is None else _printable(param, 200)
         self.headers = dict(headers or {})
 
     @property
@@ -40,6 +41,11 @@ class ApiError(Exception):
         """The error object."""
         kind = TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _printable(text: str, most: int) -> str:
+    """Text that may repeat what a client has sent, as it can be sent back: valid Unicode, and not longer than that."""
+    return text[:most].encode("utf-8", "replace").decode("utf-8")
 
 
 def bad(param: str, message: str) -> ApiError:

@@ -377,7 +377,8 @@ def _switch(given: Mapping[str, Any], name: str, prefix: str = "") -> bool:
 def _integer(given: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
     value = given.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise bad(name, f"{name} must be an integer from {low} to {high}, not {kind(value)}")
+        found = value if isinstance(value, float) else kind(value)
+        raise bad(name, f"{name} must be an integer from {low} to {high}, not {found}")
     if not low <= value <= high:
         raise bad(name, f"{name} is out of range: expected an integer from {low} to {high}")
     return value

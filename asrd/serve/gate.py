@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -109,10 +110,9 @@ class Gate:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+    """The name in a Host header, without its port and the brackets of an address; empty if it is not well formed."""
+    found = re.fullmatch(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?", host)
+    return "" if found is None else found[1] or found[2] or ""
 
 
 def _digest(key: bytes) -> bytes:

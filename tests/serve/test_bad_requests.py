@@ -81,7 +81,14 @@ FIELD_CASES: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"prompt": "hi"}, 400, "prompt", "prompt is not a field of this endpoint"),
     (CHAT, {"max_tokens": 0}, 400, "max_tokens", "expected an integer from 1 to 64"),
     (CHAT, {"max_tokens": 65}, 400, "max_tokens", "expected an integer from 1 to 64"),
-    (CHAT, {"max_tokens": 1.5}, 400, "max_tokens", "must be an integer"),
+    (CHAT, {"max_tokens": 1.5}, 400, "max_tokens", "must be an integer from 1 to 64, not 1.5"),
+    (CHAT, {"\ud800": 1}, 400, "?", "unrecognized request argument: ?"),
+    (CHAT, {"asrd": {"\ud800": 1}}, 400, "asrd.?", "asrd.? cannot be set"),
+    (CHAT, {"messages": [HELLO | {"\ud800": 1}]}, 400, "messages[0].?", "is not supported: a message has"),
+    (CHAT, {"stream": True, "stream_options": {"\ud800": 1}}, 400, "stream_options.?", "is not supported"),
+    (CHAT, {"model": "\ud800"}, 404, "model", "does not exist"),
+    (CHAT, {"y" * 9000: 1}, 400, "y" * 200, "unrecognized request argument: yyy"),
+    (TEXT, {"asrd": {"block_length": 0}}, 400, "asrd.block_length", "at least 1"),
     (CHAT, {"max_tokens": True}, 400, "max_tokens", "must be an integer"),
     (CHAT, {"max_tokens": "9"}, 400, "max_tokens", "must be an integer from 1 to 64, not a string"),
     (CHAT, {"max_tokens": 8, "max_completion_tokens": 9}, 400, "max_completion_tokens", "are one field"),
@@ -200,6 +207,15 @@ RAW_CASES: list[tuple[str, str, dict[str, str], bytes | str | None, int, str]] =
     ("POST", CHAT, JSON | {"Origin": "https://evil.example"}, "{}", 403, "pages of other origins"),
     ("POST", CHAT, JSON | {"Origin": "null"}, "{}", 403, "pages of other origins"),
     ("GET", "/v1/models", {"Host": "evil.example"}, None, 403, "answers to localhost only"),
+    ("GET", "/v1/models", {"Host": "[::1]evil.example"}, None, 403, "answers to localhost only"),
+    ("GET", "/v1/models", {"Host": "127.0.0.1:80@evil.example"}, None, 403, "answers to localhost only"),
+    ("GET", "/v1/models", {"Host": "127.0.0.1:evil"}, None, 403, "answers to localhost only"),
+    ("GET", "/v1/models", {"Host": ""}, None, 403, "answers to localhost only"),
+    ("POST", CHAT, JSON, b'\xef\xbb\xbf{"model": "tiny"}', 400, "the body is not JSON: Unexpected UTF-8 BOM"),
+    ("POST", CHAT, JSON, '{"model": "tiny"}'.encode("utf-16"), 400, "not valid UTF-8: byte 0"),
+    ("POST", CHAT, JSON, '{"model": "tiny"}{}', 400, "Extra data at character 17"),
+    ("PUT", CHAT, JSON, "{}", 405, "PUT is not for this address"),
+    ("CONNECT", "127.0.0.1:22", {}, None, 404, "there is nothing here"),
     ("GET", CHAT, {}, None, 405, "GET is not for this address"),
     ("DELETE", "/v1/models", {}, None, 405, "DELETE is not for this address"),
     ("POST", "/v1/embeddings", JSON, "{}", 404, "there is nothing here"),
@@ -269,6 +285,18 @@ def test_every_answer_has_the_headers_that_browsers_obey(server: Running) -> Non
     policy = send(server, "GET", "/")[1]["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost:1", "[::1]", "[::1]:8000"])
+def test_names_of_this_machine_are_answered(server: Running, host: str) -> None:
+    assert send(server, "GET", "/v1/models", headers={"Host": host})[0] == 200
+
+
+def test_an_answer_that_the_context_has_no_room_for_is_refused_with_the_room_that_there_is() -> None:
+    with running(slots=1) as server:
+        error = refused(server, {"model": "tiny", "messages": [HELLO], "max_tokens": 4000})
+    assert (error["status"], error["param"], error["code"]) == (400, "max_tokens", "context_length_exceeded")
+    assert "more than the model's context of 512: give max_tokens of at most 50" in error["message"]
 
 
 def test_after_all_of_this_a_good_request_is_answered(server: Running) -> None:
