@@ -23,6 +23,9 @@ class Field:
     about: str = ""
 
 
+MOST = 2**31 - 1  # of a number that counts something: kernels and tensors of 64 bits can add such numbers up
+
+
 class DefaultInt(int):
     """A default that can be told from the same number given by a caller: block-diffusion models have their own."""
 
@@ -36,7 +39,7 @@ def is_given(value: Any) -> bool:
     return not isinstance(value, DefaultInt | DefaultFloat)
 
 
-def _integer(low: int, high: float = math.inf) -> Callable[[Any], bool]:
+def _integer(low: int, high: int = MOST) -> Callable[[Any], bool]:
     return lambda v: isinstance(v, Integral) and not isinstance(v, bool) and low <= int(v) <= high
 
 
@@ -72,13 +75,13 @@ FIELDS: dict[str, Field] = {
     "max_new_tokens": Field(
         DefaultInt(256),
         _integer(0),
-        "an integer of at least 0",
+        "an integer from 0 to 2**31 - 1",
         "length of the text, and the most forward passes ever used; 0: fill the masks of the prompt only",
     ),
     "block_length": Field(
         DefaultInt(32),
         _integer(1),
-        "an integer of at least 1",
+        "an integer from 1 to 2**31 - 1",
         "blocks are decoded from left to right; the last may be shorter",
     ),
     "threshold": Field(
@@ -87,10 +90,10 @@ FIELDS: dict[str, Field] = {
     "window": Field(
         2,
         _integer(1),
-        "an integer of at least 1",
+        "an integer from 1 to 2**31 - 1",
         "steps for which a prediction must stay the same to become an anchor (k)",
     ),
-    "capacity": Field(16, _integer(0), "an integer of at least 0", "anchors kept, first in first out (m)"),
+    "capacity": Field(16, _integer(0), "an integer from 0 to 2**31 - 1", "anchors kept, first in first out (m)"),
     "alpha": Field(0.1, _real(0, 1), "a number from 0 to 1", "strength of the guidance of masks by the anchors"),
     "beta": Field(0.3, _real(0, 1e4), "a number from 0 to 10000", "strength of the probe of pending tokens"),
     "temperature": Field(
@@ -100,7 +103,10 @@ FIELDS: dict[str, Field] = {
         "0 is greedy; above, Gumbel noise keyed by seed, row, position and token",
     ),
     "top_k": Field(
-        None, _maybe(_integer(0)), "an integer of at least 0, or None", "sample among this many tokens; 0, None: all"
+        None,
+        _maybe(_integer(0)),
+        "an integer from 0 to 2**31 - 1, or None",
+        "sample among this many tokens; 0, None: all",
     ),
     "top_p": Field(
         1.0,
@@ -121,7 +127,7 @@ FIELDS: dict[str, Field] = {
         "logits of tokens that the row has elsewhere are divided by it (negative ones multiplied); 1: none",
     ),
     "num_return_sequences": Field(
-        1, _integer(1), "an integer of at least 1", "texts for each prompt, in rows next to each other"
+        1, _integer(1), "an integer from 1 to 2**31 - 1", "texts for each prompt, in rows next to each other"
     ),
     "logprobs": replace(_switch(False), about="return log-probability, entropy and step of each token"),
     "seed": Field(0, _integer(0, 2**64 - 1), "an integer from 0 to 2**64 - 1", "of the sampling noise"),
@@ -158,7 +164,7 @@ FIELDS: dict[str, Field] = {
     "kv_refresh": Field(
         None,
         _maybe(_integer(1)),
-        "an integer of at least 1, or None",
+        "an integer from 1 to 2**31 - 1, or None",
         "a full forward pass after so many steps at most",
     ),
     "decoder": Field("asrd", lambda v: isinstance(v, str), "the name of a decoder", "name of the decoder"),
@@ -175,7 +181,7 @@ FIELDS: dict[str, Field] = {
     "steps": Field(
         None,
         _maybe(_integer(1)),
-        "an integer of at least 1, or None",
+        "an integer from 1 to 2**31 - 1, or None",
         "forward passes of the standard decoder; None: one per token",
     ),
     "remasking": replace(
@@ -198,9 +204,11 @@ FIELDS: dict[str, Field] = {
     "ratio": Field(
         1.0, _real(0, 1), "a number from 0 to 1", "edit a token of less than this share of its witness's best (loo)"
     ),
-    "max_edits": Field(3, _integer(0), "an integer of at least 0", "edits of one position at most (loo)"),
-    "witnesses": Field(8, _integer(1), "an integer of at least 1", "tokens checked per forward pass at most (loo)"),
-    "saber_n": Field(2, _integer(1), "an integer of at least 1", "tokens that Saber commits at least per step"),
+    "max_edits": Field(3, _integer(0), "an integer from 0 to 2**31 - 1", "edits of one position at most (loo)"),
+    "witnesses": Field(
+        8, _integer(1), "an integer from 1 to 2**31 - 1", "tokens checked per forward pass at most (loo)"
+    ),
+    "saber_n": Field(2, _integer(1), "an integer from 1 to 2**31 - 1", "tokens that Saber commits at least per step"),
     "saber_variant": replace(_choice("llada", "llada", "dream"), about="Saber's algorithm for LLaDA or for Dream"),
     "strategy": replace(
         _choice(None, None, "static", "dynamic", "sequential", "joint"),
@@ -209,17 +217,17 @@ FIELDS: dict[str, Field] = {
     "denoising_steps": Field(
         None,
         _maybe(_integer(1)),
-        "an integer of at least 1, or None",
+        "an integer from 1 to 2**31 - 1, or None",
         "steps in which a block's quota is shared out (block-diffusion models); None: one token a step",
     ),
     "editing_threshold": Field(
         0.9, _real(0, 1), "a number from 0 to 1", "a more confident token replaces another (strategy joint)"
     ),
     "max_post_steps": Field(
-        16, _integer(0), "an integer of at least 0", "passes over a block without masks at most (strategy joint)"
+        16, _integer(0), "an integer from 0 to 2**31 - 1", "passes over a block without masks at most (strategy joint)"
     ),
     "num_to_transfer": Field(
-        1, _integer(1), "an integer of at least 1", "masks filled per step at least (strategy joint)"
+        1, _integer(1), "an integer from 1 to 2**31 - 1", "masks filled per step at least (strategy joint)"
     ),
     "boundary": replace(
         _choice("fused", "fused", "merged", "apart"),

@@ -288,7 +288,7 @@ def _settings(given: Mapping[str, Any], asrd: Mapping[str, Any]) -> dict[str, An
     if "top_p" in given:
         settings["top_p"] = _real(given, "top_p", 1e-6, 1)
     if "top_k" in given:
-        settings["top_k"] = max(_integer(given, "top_k", -1, 2**31, 0), 0)
+        settings["top_k"] = max(_integer(given, "top_k", -1, 2**31 - 1, 0), 0)
     if "min_p" in given:
         settings["min_p"] = _real(given, "min_p", 0, 1)
     if "repetition_penalty" in given:

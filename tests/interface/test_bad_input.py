@@ -141,7 +141,7 @@ def test_settings_out_of_range() -> None:
     refused(r"threshold=1.5 .* from 0 to 1", threshold=1.5)
     refused(r"alpha=-0.1", alpha=-0.1)
     refused(r"beta=-1", beta=-1)
-    refused(r"block_length=0 .* at least 1", block_length=0)
+    refused(r"block_length=0 .* an integer from 1 to 2", block_length=0)
     refused(r"max_new_tokens=0", max_new_tokens=0)
     refused(r"decoder='magic' is unknown: expected one of 'asrd', 'standard', 'threshold'", decoder="magic")
     refused(r"impl='triton' on device 'cpu': .*TRITON_INTERPRET=1", impl="triton")
@@ -221,8 +221,9 @@ def test_max_length_counts_the_prompt() -> None:
 
 def test_boundless_settings_do_no_harm() -> None:
     wanted = asrd.fast_generate(model(), IDS, max_new_tokens=8, capacity=8, window=9)
-    assert torch.equal(asrd.fast_generate(model(), IDS, max_new_tokens=8, capacity=10**20, window=10**20), wanted)
+    assert torch.equal(asrd.fast_generate(model(), IDS, max_new_tokens=8, capacity=2**31 - 1, window=2**31 - 1), wanted)
     refused(r"beta=1e\+39", beta=1e39)
+    refused(r"window=2147483648 .* to 2\*\*31 - 1", window=2**31)
 
 
 def test_a_streamer_sees_nothing_of_logits_that_cannot_be_read_and_is_told_the_end() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asrd.serve.fields import FIELDS
+from asrd.serve.fields import CLOSED, FIELDS, SETTINGS
 from asrd.serve.limits import Limits
 from tests.support.server import Running, alone, chat, running
 
@@ -88,7 +88,7 @@ FIELD_CASES: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, {"stream": True, "stream_options": {"\ud800": 1}}, 400, "stream_options.?", "is not supported"),
     (CHAT, {"model": "\ud800"}, 404, "model", "does not exist"),
     (CHAT, {"y" * 9000: 1}, 400, "y" * 200, "unrecognized request argument: yyy"),
-    (TEXT, {"asrd": {"block_length": 0}}, 400, "asrd.block_length", "at least 1"),
+    (TEXT, {"asrd": {"block_length": 0}}, 400, "asrd.block_length", "expected an integer from 1"),
     (CHAT, {"max_tokens": True}, 400, "max_tokens", "must be an integer"),
     (CHAT, {"max_tokens": "9"}, 400, "max_tokens", "must be an integer from 1 to 64, not a string"),
     (CHAT, {"max_tokens": 8, "max_completion_tokens": 9}, 400, "max_completion_tokens", "are one field"),
@@ -304,3 +304,21 @@ def test_after_all_of_this_a_good_request_is_answered(server: Running) -> None:
     assert answer.choices[0].message.content == alone(chat(), 16)[0]
     assert server.idle()
     assert server.service.worker.failures == 0
+
+
+def test_no_number_breaks_the_engine_of_a_block_diffusion_model() -> None:
+    import asrd
+
+    model, tokenizer = asrd.load("tiny-block")
+    with running(slots=2, model=model, tokenizer=tokenizer) as server:
+        for name, own in SETTINGS.items():
+            for value in (2**31 - 1, 2**31, 2**63, 1e308, 1e-320):
+                if name in CLOSED or isinstance(own.default, str | bool):
+                    continue
+                for decoder in ("asrd", "native", "loo"):
+                    settings = {"decoder": decoder, name: value}
+                    body = {"model": "tiny", "messages": [HELLO], "max_tokens": 4, "asrd": settings}
+                    status, _, content = send(server, "POST", CHAT, json.dumps(body), JSON)
+                    assert status in (200, 400), (settings, content)
+                    assert status == 400 or value < 2**31, settings
+        assert server.service.worker.failures == 0
