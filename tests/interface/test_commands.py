@@ -112,8 +112,12 @@ def test_help_and_refusals_import_nothing_heavy(arguments: list[str]) -> None:
 def test_what_the_parser_names_is_what_there_is() -> None:
     assert list(settings.DECODER_NAMES) == list(DECODERS)
     assert list(commands.PRESET_NAMES) == list(PRESETS)
-    assert ",".join(errors.DECODERS) == diagnose_options.ERROR_DECODERS
-    assert ",".join(runtime.DECODERS) == diagnose_options.RUNTIME_DECODERS
+    for module, named in (
+        (errors, diagnose_options.ERROR_DECODERS),
+        (runtime, diagnose_options.RUNTIME_DECODERS),
+    ):
+        usual, on_blocks = named.split("; on block-diffusion models ")
+        assert (tuple(usual.split(",")), tuple(on_blocks.split(","))) == (module.DECODERS, module.BLOCK_DECODERS)
     assert set(diagnose_options.KINDS) == set(annotations.INSTRUCTIONS)
     assert diagnose_options.LONGEST == persistence.LONGEST
     assert set(diagnose_options.STABILITY_MODELS.split(",")) < set(PACKAGED_NAMES)
