@@ -1,15 +1,14 @@
 """The Triton code that torch.compile generates for a GPU that is not here, and its launches.
 
-`generated` traces a function with fake tensors, moves the graph to "cuda" and runs inductor's own pipeline
-(functionalization, fusion, scheduling, code generation) up to the source text, telling it that there is an A100; no
-driver is needed for that. `runnable` loads that text on CPU tensors: its launches go through Triton's JITFunction.run,
-so `recorded` and the PTX machine see them as they see ours. Of the launch configurations that inductor would time
-against each other on a GPU, the first that keeps the most schedulers busy is taken. Written for torch 2.13, of whose
-insides it knows the names patched below.
+`generated` traces a function with fake tensors, functionalizes the graph, moves it to "cuda" and runs inductor's own
+pipeline (decomposition, fusion, scheduling, code generation) up to the source text, telling it that there is an A100;
+no driver is needed for that. `runnable` loads that text on CPU tensors: its launches go through Triton's
+JITFunction.run, so `recorded` and the PTX machine see them as they see ours. Of the launch configurations that inductor
+would time against each other on a GPU, the first that keeps the most schedulers busy is taken. Written for torch 2.13,
+of whose insides it knows the names patched below.
 
-It works for `vocab_stats_torch` without noise and for plain functions. The twins that write to slices of the state
-(commit, draft_commit, anchor_embed) are refused by a PyTorch without CUDA: copy_ into a view asks for CUDA's device
-guard when inductor traces it again, and functionalizing the graph before that fails at `&=`.
+It works for plain functions and for the twins of `vocab_stats` without noise, `commit` and `draft_commit`. That of
+`anchor_embed` has matrix products, which inductor leaves to cuBLAS.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ import torch
 import triton
 from torch import Tensor
 from torch._dynamo.device_interface import CudaInterface
+from torch._functorch.aot_autograd import aot_export_module
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.fx_passes import joint_graph, post_grad
@@ -37,6 +37,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner, GridExpr
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.kernels.arguments import tensors_in, with_tensors
@@ -59,6 +60,7 @@ _CPU, _GPU = torch.device("cpu"), torch.device("cuda:0")
 # Folding constants would compute them on the device that is not here.
 _SETTINGS = {"fx_graph_cache": False, "compile_threads": 1, "joint_graph_constant_folding": False}
 _CACHE_HINT = re.compile(r", eviction_policy='\w+'")  # of loads and stores, which the PTX machine does not know
+_TRUTH_AS_BYTE = ".to(tl.uint8, bitcast=True)"  # which Triton refuses, since a truth value has one bit
 _number = itertools.count()
 
 
@@ -77,7 +79,9 @@ def generated(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
         return returned + [mine[number] for number in written]
 
     with torch.no_grad():
-        graph = make_fx(flat, tracing_mode="fake")(*_fakes(arguments, "cpu"))
+        fakes = _fakes(arguments, "cpu")
+        traced = make_fx(flat, tracing_mode="fake")(*fakes)
+        graph, _ = aot_export_module(_Module(traced), fakes, trace_joint=False)
         for node in graph.graph.nodes:  # on "cuda" Python's indexing asks for a driver
             node.kwargs = {name: _GPU if value == _CPU else value for name, value in node.kwargs.items()}
         graph.recompile()
@@ -87,6 +91,17 @@ def generated(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
             except Exception as error:  # inductor wraps what is raised inside it
                 return _text(error)
     raise RuntimeError("inductor did not reach code generation")
+
+
+class _Module(torch.nn.Module):
+    """A graph whose results are a tuple, as functionalization wants them."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.graph(*tensors))
 
 
 def changed(function: Callable[..., Any], arguments: tuple[Any, ...]) -> list[int]:
@@ -142,8 +157,14 @@ def _pretended_gpu() -> Iterator[None]:
             constant = lambda *_, value=answer, **__: value  # noqa: E731
             stack.enter_context(patch.object(holder, name, staticmethod(constant)))
         stack.enter_context(patch.object(triton.runtime.driver, "_active", _driver()))
+        stack.enter_context(patch.object(torch.Tensor, "copy_", _copy))
         stack.enter_context(patch.object(GraphLowering, "compile_to_module", _stop))
         yield
+
+
+def _copy(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Tensor.copy_ without asking for a driver, as Python's binding of it does."""
+    return torch.ops.aten.copy_.default(into, source, non_blocking)
 
 
 def _driver() -> Any:
@@ -177,7 +198,7 @@ class _Loader:
     def triton(self, name: str, source: str, device_str: str) -> _Launcher:
         """Load a kernel from its source; Triton reads it from a file."""
         path = self.folder / f"{name}_{next(_number)}.py"
-        path.write_text(_CACHE_HINT.sub("", source))
+        path.write_text(_CACHE_HINT.sub("", source).replace(_TRUTH_AS_BYTE, ".to(tl.uint8)"))
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None
         assert spec.loader is not None

@@ -153,5 +153,5 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def providers_of(subject: Subject) -> list[str]:
-    """Who can do it: a chain knows no noise, and the other twins' code cannot be had without CUDA (inductor.py)."""
+    """Who can do it: a chain knows no noise, and inductor leaves parts of the other twins to PyTorch's operations."""
     return list(PROVIDERS) if subject.kernel == "vocab_stats" else ["asrd", "eager (twin)"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.kernels import counts, rivals
 from benchmarks.kernels.arguments import tensors_in
-from benchmarks.kernels.cases import Case, stats_case
+from benchmarks.kernels.cases import Case, commit_case, draft_case, stats_case
 from benchmarks.kernels.code import recorded
 from benchmarks.kernels.counts_page import compared, summary
 from benchmarks.kernels.gpus import GPUS, issue_bound
@@ -130,15 +130,16 @@ def test_the_chain_computes_softmax_argmax_and_entropy() -> None:
 CASES: dict[str, Callable[[], Case]] = {
     "vocab_stats, one kernel a row": lambda: stats_case(3, 1000, torch.bfloat16),
     "vocab_stats, rows that are cut": lambda: stats_case(3, 40000, torch.bfloat16),
+    "commit": lambda: commit_case(2, 3, 40),
+    "draft_commit": lambda: draft_case(2, 3, 40, witnesses=4),
 }
 
 
 @pytest.mark.parametrize(
-    "make", [pytest.param(make, marks=[pytest.mark.long] if "cut" in name else []) for name, make in CASES.items()],
-    ids=list(CASES),
-)  # fmt: skip
-def test_generated_code_gives_what_the_twin_gives(make: Callable[[], Case]) -> None:
-    case = make()
+    "name", [name if "one kernel" in name else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
+def test_generated_code_gives_what_the_twin_gives(name: str) -> None:
+    case = CASES[name]()
     given, twin = case.run(lambda *arguments: arguments), TWINS[case.operation]
     with compiled_twin(case) as task, executed("sm_80", Options(races=False)) as machine:
         task.run()
