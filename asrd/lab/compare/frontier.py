@@ -246,7 +246,7 @@ def page(models: Mapping[str, Sequence[Setting]], command: str, name: str = "fro
     ]
     for model, settings in models.items():
         parts += [f"## {model}", _settings_table(settings), _differences_table(settings)]
-        if name == "blocks":  # the paper's decoder, too, against the one it is built on
+        if name != "sudoku":  # the paper's decoder, too, against the one it is built on
             parts.append(_differences_table([s for s in settings if s.decoder in ("asrd", *NATIVE)], "asrd"))
     if len(models) > 1 and name == "frontier":
         about = (
