@@ -174,7 +174,7 @@ def test_a_command_of_asrd_runs(words: list[str]) -> None:
     for name, most in SMALL.items():
         if hasattr(arguments, name) and not getattr(arguments, "source", None):  # with --from nothing is decoded
             setattr(arguments, name, min(getattr(arguments, name) or most, most))
-    if HUB_ID.fullmatch(arguments.model):
+    if HUB_ID.fullmatch(arguments.model or ""):
         arguments.model = "tiny"
     if arguments.device == "cuda":
         arguments.device = None
