@@ -11,7 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asrd_kernels.arrays import Array, as_floats, columns, namespace, take_along, where
+from asrd_kernels.arrays import (
+    Array,
+    as_floats,
+    as_kind_of,
+    as_tensor,
+    at_least,
+    at_most,
+    blend,
+    columns,
+    dot,
+    highest_in_row,
+    lowest_in_row,
+    take_along,
+    where,
+)
 from asrd_kernels.philox import gaussian, uniform_token
 from asrd_kernels.state import DecodeState, Rules
 
@@ -19,29 +33,29 @@ FLAT = 1e-6  # nats; entropies closer together than this count as equal
 HUGE = 1e30  # more than any entropy, and finite, so that 0 times it is 0
 
 
-def centroid(
-    state: DecodeState, rules: Rules, table: Tensor, arrays: DecodeState | None = None
-) -> tuple[Tensor, Array]:
-    """[B, 1, D] mean clean embedding of the cached anchors (0 if there is none) and [B, 1] bool: is there one?"""
-    dtype, own = state.entropy.dtype, arrays or state
-    cached = own.anchors.clip(max=rules.capacity)[:, None]
-    if rules.capacity == 0:
-        return torch.zeros(len(cached), 1, table.shape[1], dtype=dtype, device=table.device), cached > 0
-    filled = torch.as_tensor(as_floats(columns(cached, rules.capacity) < cached, own.entropy))
-    tokens = torch.as_tensor(take_along(own.generated, own.ring[:, : rules.capacity]))
-    total = torch.bmm(filled[:, None], F.embedding(tokens, table).to(dtype))
-    return total / torch.as_tensor(cached.clip(min=1))[..., None], cached > 0
+def centroid(state: DecodeState, rules: Rules, table: Tensor) -> tuple[Array, Array]:
+    """[B, 1, D] mean clean embedding of the cached anchors (0 if there is none) and [B, 1] bool: is there one?
+
+    The state may be that of `host_view`, and so are the results then; likewise below.
+    """
+    cached = at_most(state.anchors, rules.capacity)[:, None]
+    filled = as_floats(columns(cached, rules.capacity) < cached, state.entropy)
+    tokens = take_along(state.generated, state.ring[:, : rules.capacity])
+    rows = F.embedding(as_tensor(tokens), table).to(as_tensor(filled).dtype)
+    total = as_kind_of(cached, torch.bmm(as_tensor(filled)[:, None], rows))
+    return total / as_floats(at_least(cached, 1), total)[..., None], cached > 0
 
 
 def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Array) -> Array:
-    """[B, G] g: alpha times the min-max normalised entropy of the step before, 0 outside the guided masks."""
-    entropy, xp = state.entropy, namespace(state.entropy)
+    """[B, G] g: alpha times the min-max normalised entropy of the step before, 0 outside the guided masks, so where
+    pending."""
+    entropy = state.entropy
     if rules.magnitude == "constant":
-        return xp.full_like(entropy, rules.alpha) * (state.guided & any_anchor)
-    low = xp.amin(where(entropy < 0, HUGE, entropy), 1)[:, None]
-    spread = xp.amax(entropy, 1)[:, None] - low  # negative if no entropy is known
+        return as_floats(state.guided & any_anchor, entropy) * rules.alpha
+    low = lowest_in_row(where(entropy < 0, HUGE, entropy))[:, None]
+    spread = highest_in_row(entropy)[:, None] - low  # negative if no entropy is known
     scale = rules.alpha * (1 / where((spread > FLAT) & any_anchor, spread, float("inf")))
-    return ((entropy - low) * scale).clip(min=0) * state.guided  # NO_ENTROPY lies below low
+    return at_least((entropy - low) * scale, 0.0) * state.guided  # NO_ENTROPY lies below low
 
 
 def anchor_embed_torch(
@@ -58,40 +72,43 @@ def anchor_embed_torch(
     where the host may look at it.
     """
     embeds = F.embedding(state.tokens, table)
+    random = rules.probe in ("gaussian", "random")
+    if arrays is not None and not random:
+        _edit_some(embeds, arrays, table, rules)
+        return embeds
     text = embeds[:, state.prompt_length :]
-    center, any_anchor = centroid(state, rules, table, arrays)
-    weight = guidance_weights(arrays or state, rules, any_anchor)  # 0 where pending
-    if rules.probe in ("gaussian", "random"):
-        clean = text.to(state.entropy.dtype)
+    clean = text.to(state.entropy.dtype)
+    center, any_anchor = centroid(state, rules, table)
+    new = edited(clean, guidance_weights(state, rules, any_anchor), state.pending, center, rules)
+    if random:
         probe = _random_probe(state, table, rules, row_ids, seeds, clean, center)
-        probed = (state.pending & torch.as_tensor(any_anchor))[..., None]
-        guided = edited(clean, torch.as_tensor(weight), state.pending, center, rules)
-        text.copy_(torch.where(probed, clean + rules.beta * probe, guided))
-    elif arrays is None:
-        text.copy_(edited(text.to(state.entropy.dtype), weight, state.pending, center, rules))
-    else:  # only what changes
-        at = ((weight > 0) | (arrays.pending & any_anchor)).nonzero()
-        if len(at[0]):
-            row, position = map(torch.from_numpy, at)
-            clean = text[row, position].to(state.entropy.dtype)
-            pending = torch.from_numpy(arrays.pending[at])
-            new = edited(clean, torch.from_numpy(weight[at]), pending, center[:, 0][row], rules)
-            text.index_put_((row, position), new.to(text.dtype))
+        new = torch.where((state.pending & any_anchor)[..., None], clean + rules.beta * probe, new)
+    text.copy_(new)
     return embeds
 
 
-def edited(clean: Tensor, weight: Tensor, pending: Tensor, center: Tensor, rules: Rules) -> Tensor:
+def _edit_some(embeds: Tensor, state: DecodeState, table: Tensor, rules: Rules) -> None:
+    """Edit the embeddings [B, L, D] in place, only those that change; the state is that of `host_view`."""
+    center, any_anchor = centroid(state, rules, table)
+    weight = guidance_weights(state, rules, any_anchor)
+    row, position = ((weight > 0) | (state.pending & any_anchor)).nonzero()
+    line, lines = as_tensor(row * embeds.shape[1] + (position + state.prompt_length)), embeds.flatten(0, 1)
+    clean = as_kind_of(center, lines.index_select(0, line).to(as_tensor(center).dtype))
+    new = edited(clean, weight[row, position], state.pending[row, position], center[row, 0], rules)
+    lines.index_copy_(0, line, new.to(embeds.dtype))
+
+
+def edited(clean: Array, weight: Array, pending: Array, center: Array, rules: Rules) -> Tensor:
     """Embeddings [..., D] with guidance by `weight` [...] and, where pending [...], with the probe; center [..., D]
     or what broadcasts to it. Without anchors it is 0, and so is the probe."""
-    blend = add = weight  # u and w
+    less = add = weight  # u and w
     if rules.probe in ("orthogonal", "parallel"):
-        square = torch.linalg.vecdot(clean, clean)
-        rho = (torch.linalg.vecdot(clean, center) / square).masked_fill_(square == 0, 0.0)
-        strength = rules.beta if rules.probe == "orthogonal" else -rules.beta
-        blend = torch.where(pending, strength * rho, weight)
-        if rules.probe == "orthogonal":
-            add = torch.add(weight, pending, alpha=rules.beta)
-    return (clean * (1 - blend)[..., None]).addcmul_(add[..., None], center)
+        square = dot(clean, clean)
+        rho = dot(clean, center) / where(square == 0, float("inf"), square)
+        less = where(pending, (rules.beta if rules.probe == "orthogonal" else -rules.beta) * rho, weight)
+    if rules.probe == "orthogonal":
+        add = weight + as_floats(pending, weight) * rules.beta
+    return blend(clean, 1 - less, center, add)
 
 
 def _random_probe(

@@ -29,6 +29,16 @@ def host_view(value: Any) -> Any:
     return value
 
 
+def as_tensor(array: Array) -> Tensor:
+    """The same as a tensor."""
+    return array if isinstance(array, Tensor) else torch.from_numpy(array)
+
+
+def as_kind_of(like: Array, tensor: Tensor) -> Array:
+    """The same as an array, if `like` is one."""
+    return tensor if isinstance(like, Tensor) else tensor.numpy()
+
+
 def namespace(array: Array) -> Any:
     """The module whose functions take it: torch or numpy."""
     return torch if isinstance(array, Tensor) else np
@@ -65,6 +75,46 @@ def as_floats(mask: Array, like: Array) -> Array:
     return mask.to(like.dtype) if isinstance(mask, Tensor) else mask.astype(like.dtype)
 
 
+def any_in_row(mask: Array) -> Array:
+    """[B] bool: does it [B, N] hold anywhere in the row?"""
+    return mask.any(1) if isinstance(mask, Tensor) else np.logical_or.reduce(mask, 1)
+
+
+def count_in_row(mask: Array) -> Array:
+    """[B] int64: how often it [B, N] holds in the row."""
+    return mask.sum(1) if isinstance(mask, Tensor) else np.add.reduce(mask, 1)
+
+
+def lowest_in_row(values: Array) -> Array:
+    """[B] of [B, N]."""
+    return values.amin(1) if isinstance(values, Tensor) else np.minimum.reduce(values, 1)
+
+
+def highest_in_row(values: Array) -> Array:
+    """[B] of [B, N]."""
+    return values.amax(1) if isinstance(values, Tensor) else np.maximum.reduce(values, 1)
+
+
+def at_least(values: Array, bound: float) -> Array:
+    """The larger of the two; NaN stays."""
+    return values.clamp(min=bound) if isinstance(values, Tensor) else np.maximum(values, bound)
+
+
+def at_most(values: Array, bound: float) -> Array:
+    """The smaller of the two; NaN stays."""
+    return values.clamp(max=bound) if isinstance(values, Tensor) else np.minimum(values, bound)
+
+
+def dot(x: Array, y: Array) -> Array:
+    """[...] scalar products along the last dimension of x and y [..., D]; the sum is PyTorch's, to the last bit."""
+    return as_kind_of(x, as_tensor(x * y).sum(-1))
+
+
+def blend(x: Array, a: Array, y: Array, b: Array) -> Array:
+    """a x + b y for x, y [..., D] and a, b [...]; PyTorch's, to the last bit, which may fuse the second product."""
+    return as_tensor(x * a[..., None]).addcmul_(as_tensor(b[..., None]), as_tensor(y))
+
+
 def perhaps(condition: Array) -> bool:
     """False if the host can see that the condition holds nowhere; of a tensor it never looks."""
     return isinstance(condition, Tensor) or bool(condition.any())
@@ -83,6 +133,14 @@ def put_along(target: Array, index: Array, values: Array) -> None:
         target.scatter_(1, index, values.expand_as(index))
     else:
         target.scatter_(1, index, values)
+
+
+def put(target: Array, row: Array, position: Array, values: Array) -> None:
+    """target[row[i], position[i]] = values[i], in place, of a target that is contiguous."""
+    if isinstance(target, Tensor):
+        target.index_put_((row, position), values.to(target.dtype))
+    else:
+        target.put(row * target.shape[1] + position, values)
 
 
 def take_along(source: Array, index: Array) -> Array:

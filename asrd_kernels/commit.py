@@ -8,7 +8,19 @@ With a fixed number of slots per row, `slots` are updated to those of the coming
 
 from __future__ import annotations
 
-from asrd_kernels.arrays import Array, assign, columns, namespace, perhaps, put_along, take_along, where, zeros_like
+from asrd_kernels.arrays import (
+    Array,
+    any_in_row,
+    assign,
+    columns,
+    count_in_row,
+    namespace,
+    perhaps,
+    put_along,
+    take_along,
+    where,
+    zeros_like,
+)
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats, fill_slots
 
 
@@ -37,7 +49,7 @@ def commit_torch(
     masked = (tokens == rules.mask_id) & ~drafted
     revoked = failed
     if perhaps(failed):
-        revoked = failed & (failed.cumsum(1) <= budget - step - masked.sum(1)[:, None])
+        revoked = failed & (failed.cumsum(1) <= budget - step - count_in_row(masked)[:, None])
     assign(tokens, drafted, top1)
     assign(tokens, revoked, rules.mask_id)
     # 6. History
@@ -58,7 +70,7 @@ def commit_torch(
     trusted = state.trusted
     trusted |= anchors
     for count, events in zip(state.counts[:3], (drafted, revoked, anchors), strict=True):
-        count += events.sum(1)
+        count += count_in_row(events)
     pending = confident ^ anchors if rules.verify else zeros_like(confident)  # anchors are among the confident
     pending &= step < budget  # 10. at the end of the budget what is pending becomes final
     # 9. Entropies for the next step
@@ -73,14 +85,16 @@ def commit_torch(
 
 def write_report(state: DecodeState, stats: VocabStats) -> None:
     """What the host is to learn of a step, to `state.report`, after its commit."""
-    state.report[...] = 4 * state.step + 2 * stats.bad.any(1) + state.done
+    state.report[...] = 4 * state.step + 2 * any_in_row(stats.bad) + state.done
 
 
 def with_best(chosen: Array, active: Array, confidence: Array, quota: Array | None = None) -> Array:
-    """`chosen` and, so that there is progress, the most confident active position (the lowest of equals), if any; or
-    with a quota [B] that many of them."""
+    """`chosen`, which are the most confident active positions, and, so that there is progress, the one most confident
+    of all (the lowest of equals), if any is active; or with a quota [B] that many of them."""
     if quota is not None:
         return chosen | (active & (ranks(confidence, active, largest=True) < quota[:, None]))
+    if not perhaps(~any_in_row(chosen)):
+        return chosen
     best = where(active, confidence, -1.0).argmax(1)[:, None]
     return chosen | (active & (columns(active, active.shape[1]) == best))  # if nothing is active, best is not
 
@@ -114,20 +128,20 @@ def apply_step(
     live = ~state.done[:, None]
     step += live[:, 0]
     written = drafted = drafted & live
-    commits += drafted.sum(1)
+    commits += count_in_row(drafted)
     if edited is not None:
         edited = edited & live
         written = drafted | edited
-        edits += edited.sum(1)
+        edits += count_in_row(edited)
     assign(tokens, written, top1)
     if revoked is not None:
         revoked = revoked & live
-        revocations += revoked.sum(1)
+        revocations += count_in_row(revoked)
         assign(tokens, revoked, rules.mask_id)
     masked = tokens == rules.mask_id
     pending = zeros_like(masked)
     if provisional is not None:
-        pending = provisional & state.inside & ~masked & masked.any(1)[:, None]
+        pending = provisional & state.inside & ~masked & any_in_row(masked)[:, None]
     finish_step(state, masked, pending, rules)
 
 
@@ -138,7 +152,7 @@ def finish_step(state: DecodeState, masked: Array, pending: Array, rules: Rules)
     """
     tokens = state.generated
     still_open = masked | pending
-    live = still_open.any(1)[:, None]
+    live = any_in_row(still_open)[:, None]
     if rules.early_stop and rules.eos_ids and perhaps(ends := _is_any(tokens, rules.eos_ids)):
         ends = ends & (still_open.cumsum(1) == 0)
         if rules.given:  # a text ends with a token of its own that has no given one behind it
@@ -174,7 +188,7 @@ def _aim(state: DecodeState, masked: Array, rules: Rules) -> None:
     still_open = masked | state.pending if rules.one_block else masked
     leftmost = still_open.view(namespace(masked).uint8).argmax(1)
     block = (leftmost + state.offsets) // rules.block_length
-    state.active[...] = where(still_open.any(1), block, state.active)
+    assign(state.active, any_in_row(still_open), block)
     if rules.scope == "sequence":
         state.guided[...] = masked
     else:

@@ -59,10 +59,10 @@ def anchor_embed(
     state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, impl: str = "auto"
 ) -> Tensor:
     """See `anchor_embed_torch`."""
-    chosen = resolve_impl(impl, table.device)
-    if chosen != "triton":
-        arrays = state.arrays if chosen == "numpy" else None
-        return anchor_embed_torch(state, table, rules, row_ids, seeds, arrays)
+    if impl == "numpy":
+        return anchor_embed_torch(state, table, rules, row_ids, seeds, state.arrays)
+    if resolve_impl(impl, table.device) == "torch":
+        return anchor_embed_torch(state, table, rules, row_ids, seeds)
     from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 
     return anchor_embed_triton(state, table, rules, row_ids, seeds)
@@ -72,9 +72,11 @@ def vocab_stats(
     logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
 ) -> None:
     """See `vocab_stats_torch`; with top-k, top-p or min-p that is what runs."""
-    chosen = resolve_impl(impl, logits.device)
-    if chosen != "triton" or readout.filters:
-        vocab_stats_torch(logits, row, position, readout, host_view(out) if chosen == "numpy" else out)
+    if impl == "numpy":
+        vocab_stats_torch(logits, row, position, readout, out.arrays)
+        return
+    if resolve_impl(impl, logits.device) == "torch" or readout.filters:
+        vocab_stats_torch(logits, row, position, readout, out)
         return
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
 
@@ -125,12 +127,11 @@ def leave_one_out_attention(
 
 def commit(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, impl: str = "auto") -> None:
     """See `commit_torch`."""
-    chosen = resolve_impl(impl, state.tokens.device)
-    if chosen == "numpy":
-        commit_torch(state.arrays, host_view(stats), rules)
-    if chosen == "torch":
+    if impl == "numpy":
+        commit_torch(state.arrays, stats.arrays, rules)
+        return
+    if resolve_impl(impl, state.tokens.device) == "torch":
         commit_torch(state, stats, rules, slots)
-    if chosen != "triton":
         return
     from asrd_kernels.commit_triton import commit_triton
 
@@ -148,13 +149,12 @@ def draft_commit(
     impl: str = "auto",
 ) -> None:
     """See `draft_commit_torch`."""
-    chosen = resolve_impl(impl, state.tokens.device)
-    if chosen == "numpy":
+    if impl == "numpy":
         by_host = (host_view(value) for value in (bounds, witnesses, token_prob))
-        draft_commit_torch(state.arrays, host_view(stats), rules, *by_host)
-    if chosen == "torch":
+        draft_commit_torch(state.arrays, stats.arrays, rules, *by_host)
+        return
+    if resolve_impl(impl, state.tokens.device) == "torch":
         draft_commit_torch(state, stats, rules, bounds, witnesses, token_prob, slots)
-    if chosen != "triton":
         return
     from asrd_kernels.draft_commit_triton import draft_commit_triton
 
@@ -182,6 +182,6 @@ def apply_step(
 def write_report(state: DecodeState, stats: VocabStats, impl: str = "torch") -> None:
     """See `asrd_kernels.write_report`; there is no kernel of it alone."""
     if impl == "numpy":
-        write_report_torch(state.arrays, host_view(stats))
+        write_report_torch(state.arrays, stats.arrays)
     else:
         write_report_torch(state, stats)

@@ -45,13 +45,20 @@ class Rules:
     one_block: bool = False  # the next block opens only when the one before has neither masks nor pending tokens
 
 
-class VocabStats(NamedTuple):
-    """What a step wants to know of the generated positions, each [B, G]; valid where it was wanted in this step."""
-
+class _Statistics(NamedTuple):
     top1: Tensor  # int64, the chosen token
     confidence: Tensor  # its probability at temperature 1
     entropy: Tensor  # nats, >= 0
     bad: Tensor  # bool: its logits have no finite maximum (NaN, +inf or nothing but -inf)
+
+
+class VocabStats(_Statistics):
+    """What a step wants to know of the generated positions, each [B, G]; valid where it was wanted in this step."""
+
+    @cached_property
+    def arrays(self) -> VocabStats:
+        """The same memory as numpy arrays, where it is the host's."""
+        return host_view(self)
 
 
 @dataclass(frozen=True)

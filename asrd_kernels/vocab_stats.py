@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd_kernels.arrays import Array, host_view, where
+from asrd_kernels.arrays import at_least, host_view, namespace, perhaps, put, where
 from asrd_kernels.philox import gumbel
 from asrd_kernels.sampling import sampling_bound
 from asrd_kernels.state import VocabStats
@@ -52,7 +52,6 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     logits = logits if logits.dtype == torch.float64 else logits.float()
     logits.index_fill_(1, readout.forbidden, -torch.inf)
     peak, summit = logits.max(dim=1, keepdim=True)
-    bad = (peak - peak) != 0  # NaN, where peak is not finite
     top1 = summit
     if readout.temperature > 0:
         noise = gumbel(readout.seeds[row], readout.row_ids[row], position, logits.shape[1], logits.dtype)
@@ -63,27 +62,21 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
             noise.masked_fill_(logits < bound, -torch.inf)
         top1 = noise.argmax(dim=1, keepdim=True)
     below = logits.sub_(peak).clamp_(min=_FAR)
-    confidence = None if top1 is summit else below.gather(1, top1).exp_()  # that of the peak itself is 1
+    picked = 1.0 if top1 is summit else below.gather(1, top1).exp_()
     weight = below.exp().scatter_(1, summit, 0.0)  # the peak's 1 would swallow the digits of a peaked row
     rest = weight.sum(1, keepdim=True)
     slope = weight.mul_(below).sum(1, keepdim=True)
+    few = (row, position, top1, peak, rest, rest.log1p(), slope, picked, readout.unconfident)
+    row, position, top1, peak, rest, log, slope, picked, unconfident = (
+        few if isinstance(out.bad, Tensor) else host_view(few)
+    )
     total = 1 + rest
-    confidence = total.reciprocal() if confidence is None else confidence / total
-    if readout.unconfident is not None:
-        confidence.masked_fill_((top1 == readout.unconfident).any(1, keepdim=True), 0.0)
-    entropy = torch.addcdiv(rest.log1p_(), slope, total, value=-1).clamp_(min=0.0)
-    found = (top1, confidence, entropy, bad)
-    if isinstance(out.bad, Tensor):
-        for target, values in zip(out, (*(value.masked_fill(bad, 0) for value in found[:3]), bad), strict=True):
-            target.index_put_((row, position), values.squeeze(1).to(target.dtype))
-    else:
-        write_arrays(out, *host_view((row, position)), host_view(found))
-
-
-def write_arrays(out: VocabStats, row: Array, position: Array, found: tuple[Array, ...]) -> None:
-    """Write [N, 1] each to (row, position), where `out` is that of `host_view`; 0 in rows that are bad."""
-    *values, bad = found
-    if bad.any():
-        values = [where(bad, 0, value) for value in values]
-    for target, value in zip(out, (*values, bad), strict=True):
-        target[row, position] = value[:, 0]
+    confidence = picked / total
+    if unconfident is not None:
+        confidence = where((top1 == unconfident).any(1)[:, None], 0.0, confidence)
+    found = (top1, confidence, at_least(log - slope / total, 0.0))
+    bad = ~namespace(peak).isfinite(peak)
+    if perhaps(bad):
+        found = tuple(where(bad, 0, values) for values in found)
+    for target, values in zip(out, (*found, bad), strict=True):
+        put(target, row, position, values[:, 0])

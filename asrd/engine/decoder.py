@@ -18,6 +18,7 @@ from asrd.engine.scores import Scores, new_scores
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, Impl, Rules, VocabStats, dispatch, new_state
+from asrd_kernels.arrays import as_tensor
 from asrd_kernels.philox import random_bits
 
 ASRD_FIELDS = frozenset({
@@ -166,7 +167,8 @@ class Decoder(ABC):
 
     def wanted(self) -> Tensor:
         """[B, G + extra_rows] bool: whose statistics `commit` wants; by default those of the active block's masks."""
-        return self.state.guided | self.state.pending
+        state = self.state.arrays if self.impl == "numpy" else self.state
+        return as_tensor(state.guided | state.pending)
 
     def read_at(self) -> Tensor | None:
         """[B, G] int64: the row of the forward pass at which each generated position is read; None: the usual one."""

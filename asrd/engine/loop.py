@@ -20,7 +20,6 @@ from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, write_report
-from asrd_kernels.arrays import host_view
 
 Observer = Callable[[DecodeState], None]
 Selector = Callable[[Decoder], Selection]
@@ -191,8 +190,8 @@ def select_slots(decoder: Decoder) -> Selection:
 
 def select_wanted(decoder: Decoder) -> Selection:
     """The wanted positions and no others: less work where reading their number costs nothing."""
-    row, position = map(torch.from_numpy, host_view(decoder.wanted()).nonzero())
-    return Selection(row, position, unused=False)
+    row, position = decoder.wanted().numpy().nonzero()
+    return Selection(torch.from_numpy(row), torch.from_numpy(position), unused=False)
 
 
 def forward(

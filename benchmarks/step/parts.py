@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -29,12 +29,12 @@ from asrd_kernels import vocab_stats_torch
 
 try:  # statistics are written to arrays, where this checkout can do so
     from asrd_kernels.arrays import host_view
-    from asrd_kernels.vocab_stats import write_arrays as write_arrays
 except ImportError:
     host_view = None  # type: ignore[assignment]
 
 PARTS = ("embed", "forward", "gather", "head", "statistics", "commit")
 DECODERS = ("standard", "threshold", "asrd")
+PENDING, MASKS, DRAFTED, ANCHORS = 3, 7, 3, 4  # of a step
 
 
 @dataclass(frozen=True)
@@ -84,26 +84,66 @@ def build_model(shape: Shape) -> Any:
 
 
 class Step:
-    """A decode in mid-course, whose parts can be run one by one; `commit` moves it on, `reset` takes it back."""
+    """A step in mid-course whose parts can be run one by one; `reset` takes it back to its beginning.
 
-    def __init__(self, shape: Shape, decoder: str = "asrd", batch: int = 1) -> None:
+    The canvas is that of an average pass of `tiny` at threshold 0.6: of the second block, 3 tokens are pending and 7
+    are masks, of which 3 are drafted; 4 tokens are anchors. The standard decoder's block is half full.
+    """
+
+    def __init__(self, shape: Shape, decoder: str = "asrd") -> None:
         model = build_model(shape)
-        ids = torch.randint(0, shape.vocab - 1, (batch, shape.prompt), generator=torch.Generator().manual_seed(1))
-        # Random weights are never sure; this threshold lets through about a token in seven. Nor may the text end.
-        settings = {} if decoder == "standard" else {"threshold": 1.15 / shape.vocab}
-        config = AsrdConfig(max_new_tokens=shape.length, decoder=decoder, suppress_tokens=[0], **settings)
+        ids = torch.randint(0, shape.vocab - 1, (1, shape.prompt), generator=torch.Generator().manual_seed(1))
         self.adapter = ModelAdapter(model)
-        self.request = prepare(self.adapter, config, ids, None)
-        self.reset()
+        self.shape, self.name, self.ids = shape, decoder, ids
+        self._begin(0.5)
+        if decoder != "standard":  # random weights are never sure: a threshold that lets the right number through
+            self._settle()
+            for part in self.parts().values():
+                part()
+            sure = self.stats.confidence[self.masks].sort(descending=True).values
+            self._begin(float(sure[DRAFTED - 1 : DRAFTED + 1].mean()))
+        self._settle()
+        self.start = [values.clone() for values in self._state()]
+
+    def _begin(self, threshold: float) -> None:
+        """A decode with that threshold, before its first step."""
+        settings = {} if self.name == "standard" else {"threshold": threshold}
+        config = AsrdConfig(max_new_tokens=self.shape.length, decoder=self.name, suppress_tokens=[0], **settings)
+        self.request = prepare(self.adapter, config, self.ids, None)
+        self.decoder = find_decoder(self.name)(self.request, self.adapter.table.detach())
+        self.batch = Batch(loop.Run.of(self.adapter, self.request), self.decoder, range(1))
+        self.run, self.buffers = self.batch.run, self.batch.buffers
+        self.stats = self.buffers[1]
+
+    def _settle(self) -> None:
+        """Bring the state to mid-course."""
+        state, block = self.decoder.state, self.request.rules.block_length
+        masks = MASKS if self.name != "standard" else block // 2
+        generator = torch.Generator().manual_seed(2)
+        text = torch.randint(1, self.shape.vocab - 1, (1, state.length), generator=generator)
+        state.generated[:, : 2 * block - masks] = text[:, : 2 * block - masks]
+        state.active.fill_(1)
+        state.guided.fill_(False)
+        state.guided[:, 2 * block - masks : 2 * block] = True
+        self.masks = state.guided.clone()
+        state.step.fill_(block // 2)
+        state.counts[0].fill_(2 * block - masks)
+        if self.name == "asrd":
+            state.pending[:, 2 * block - masks - PENDING : 2 * block - masks] = True
+            state.entropy[self.masks] = torch.linspace(0.5, 2.0, masks)
+            state.run[:, : 2 * block], state.last[:, : 2 * block] = 1, text[:, : 2 * block]
+            state.ring[:, :ANCHORS] = torch.arange(ANCHORS)
+            state.trusted[:, :ANCHORS] = True
+            state.anchors.fill_(ANCHORS)
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Back to the canvas after three steps, so that anchors, pending tokens and masks are all there."""
-        decoder = find_decoder(self.request.config.decoder)(self.request, self.adapter.table.detach())
-        self.batch = Batch(loop.Run.of(self.adapter, self.request), decoder, range(len(self.request.prompt)))
-        self.run, self.decoder, self.buffers = self.batch.run, decoder, self.batch.buffers
-        for _ in range(3):
-            loop.step(self.run, self.decoder, self.buffers)
+        """Back to the beginning of the step."""
+        for values, before in zip(self._state(), self.start, strict=True):
+            values.copy_(before)
+
+    def _state(self) -> list[torch.Tensor]:
+        return [getattr(self.decoder.state, field.name) for field in fields(self.decoder.state)]
 
     def parts(self) -> dict[str, Callable[[], None]]:
         """The parts of a step in their order, each using what the one before it left."""
@@ -136,10 +176,9 @@ def measure(shape: Shape, decoders: list[str], rounds: int) -> dict[str, dict[st
     steps = {name: Step(shape, name) for name in decoders}
     parts = {name: step.parts() for name, step in steps.items()}
     times: dict[str, dict[str, list[float]]] = {name: {part: [] for part in PARTS} for name in decoders}
-    for index in range(rounds):
+    for _ in range(rounds):
         for name in decoders:
-            if index % 25 == 0:
-                steps[name].reset()
+            steps[name].reset()
             for part, run in parts[name].items():
                 started = time.perf_counter()
                 run()

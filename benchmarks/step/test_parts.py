@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.step.parts import PARTS, SHAPES, Step
+from benchmarks.step.parts import DECODERS, DRAFTED, MASKS, PARTS, PENDING, SHAPES, Step
 
 _steps: dict[str, Step] = {}
 
@@ -32,3 +32,19 @@ def test_part(benchmark: Any, shape: str, part: str) -> None:
             parts[name]()
 
     benchmark.pedantic(parts[part], setup=fresh, rounds=3 if shape == "8B" else 30)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("shape", ["2M", "2M-deep"])
+def test_every_step_that_is_timed_is_the_same_one_in_mid_course(shape: str, decoder: str) -> None:
+    step = Step(SHAPES[shape], decoder)
+    for _ in range(3):
+        step.reset()
+        before = int(step.decoder.state.drafted)
+        for run in step.parts().values():
+            run()
+        state = step.decoder.state
+        wanted = {"asrd": MASKS + PENDING, "threshold": MASKS, "standard": 16}[decoder]
+        assert len(step.chosen.row) == wanted
+        assert int(state.drafted) - before == (1 if decoder == "standard" else DRAFTED)
+        assert not state.done.any()
