@@ -30,7 +30,7 @@ from asrd.lab.tasks import LEVELS
 from asrd.settings import check
 
 PRESET_NAMES = (
-    "paper-main", "paper-ablations", "paper-sweeps", "caches", "frontier", "blocks", "frontier-core", "sudoku",
+    "paper-main", "paper-ablations", "paper-sweeps", "caches", "frontier", "blocks", "sudoku",
 )  # fmt: skip
 THRESHOLDS = "threshold=0.5,0.6,0.7,0.8,0.9,0.95"
 WITH_REVOCATIONS = 56  # a hard problem in which ASRD with its default settings revokes tokens

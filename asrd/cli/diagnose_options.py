@@ -110,9 +110,7 @@ def _add(what: Any, diagnosis: _Diagnosis) -> None:
         command.add_argument(option, **arguments)
     if diagnosis.takes_prompts:
         command.add_argument("--prompts", type=Path, help='JSON list or lines with "prompt" and "answer"')
-    add_model(command)
-    if diagnosis.name == "stability":
-        command.set_defaults(model=None)
+    add_model(command, default=None if "--models" in diagnosis.options else "tiny")
     command.set_defaults(run=f"asrd.cli.diagnose:run_{diagnosis.name}", check=_check)
 
 

@@ -23,12 +23,11 @@ _COMMON = {
 }
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
+def add_model(command: argparse.ArgumentParser, default: str | None = "tiny") -> None:
     """--model, --dtype, --device, --attn, --plugin."""
     group = command.add_argument_group("model")
-    group.add_argument(
-        "--model", default="tiny", help="folder, Hub id, or a packaged model such as tiny (default: tiny)"
-    )
+    usual = "" if default is None else f" (default: {default})"
+    group.add_argument("--model", default=default, help=f"folder, Hub id, or a packaged model such as tiny{usual}")
     group.add_argument("--dtype", default="auto", help="auto (the checkpoint's), float32, bfloat16, float16, float64")
     group.add_argument("--device", default=None, help="device map, such as cpu, cuda, cuda:1 or auto")
     group.add_argument("--attn", default="auto", help="attention: auto, sdpa, eager, flash_attention_2")

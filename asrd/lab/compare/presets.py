@@ -123,13 +123,6 @@ PRESETS: dict[str, tuple[Table, ...]] = {
               (Part(("threshold", "asrd"), {"threshold": BLOCKS}, common={"strategy": "dynamic"}),
                Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)})), axes=None),
     ),
-    "frontier-core": (
-        Table("frontier-core", "The settings of `frontier` that decide most, dual cache",
-              (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),
-               Part(("threshold", "asrd"), {"threshold": (0.6, 0.9)}),
-               Part(("wino",), {"threshold": (0.6,)}), STANDARD),
-              common={"kv_cache": "dual"}, axes=None),
-    ),
     "sudoku": (
         Table("sudoku", "Every decoder on grids of one block, no cache",
               (Part(("factor", "loo"), {"factor": (1.0, 2.0, 3.0, 4.0)}),

@@ -89,7 +89,7 @@ def _decode(tokenizer: Any, model: Any, run: RunSpec, prompts: Sequence[Prompt],
         return
     clock = _Clock(len(prompts))
     settings = {"seed": run.seed} | dict(run.settings)
-    engine = Engine(model, tokenizer, slots, observers=[clock], decoder=run.decoder, **settings)
+    engine = Engine(model, tokenizer, slots, observers=[clock], every_step=False, decoder=run.decoder, **settings)
     for result in engine.run({"prompt": prompt.ids, "row_id": prompt.seed} for prompt in prompts):
         if result.error is not None:
             raise ValueError(f"prompt {prompts[result.index].text[:40]!r}: {result.error}")
