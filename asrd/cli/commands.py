@@ -57,7 +57,7 @@ def _add_demo(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="watch the packaged model decode, then compare decoders",
-        description="Decode a few word problems live with ASRD and the standard decoder, then compare three decoders.",
+        description="Decode a few word problems live with ASRD and the standard decoder, then compare four decoders.",
     )
     command.add_argument("--watch", type=int, default=3, help="problems to show live (default: 3)")
     command.add_argument("--n", type=int, default=8, help="problems in the table (default: 8)")

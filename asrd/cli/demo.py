@@ -35,6 +35,8 @@ RUNS = (
     RunSpec("threshold", {"threshold": 0.7}, ("threshold",)),
     RunSpec("asrd", {"threshold": 0.7}, ("threshold",)),
 )
+CACHED = RunSpec("loo", {"kv_cache": "dual"}, ("kv_cache",))
+ON_BLOCKS = RunSpec("loo")  # these models have a cache of their own
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -46,7 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
     task = require_packaged_task(
         arguments, tokenizer, "compare decoders on your own prompts with asrd compare --prompts FILE"
     )
-    runs = (NATIVE, *RUNS[1:]) if getattr(model.config, "asrd_block_length", None) else RUNS
+    on_blocks = getattr(model.config, "asrd_block_length", None)
+    runs = (NATIVE, *RUNS[1:], ON_BLOCKS) if on_blocks else (*RUNS, CACHED)
     count = max(arguments.watch, arguments.n)
     chosen = list(itertools.islice(task.shown(arguments.level, arguments.seed), count))
     for problem in chosen[: arguments.watch]:

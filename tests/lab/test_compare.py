@@ -262,8 +262,9 @@ def test_demo_prints_the_revocations_without_a_terminal(folder: str) -> None:
     assert "problem: " in done.stdout
     assert "forward passes, answer" in done.stdout
     assert "\x1b[" not in done.stdout
-    for name in ("standard", "threshold", "asrd"):
-        assert name in done.stdout
+    for name in ("standard", "threshold", "asrd", "loo kv_cache=dual"):
+        assert f"│ {name} " in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if line.startswith("│"))
 
 
 @pytest.mark.parametrize(
