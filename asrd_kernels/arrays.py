@@ -120,6 +120,11 @@ def perhaps(condition: Array) -> bool:
     return isinstance(condition, Tensor) or bool(condition.any())
 
 
+def surely_in_each_row(mask: Array) -> bool:
+    """True if the host can see that it [B, N] holds somewhere in each row; of a tensor it never looks."""
+    return not isinstance(mask, Tensor) and bool(any_in_row(mask).all())
+
+
 def columns(like: Array, width: int) -> Array:
     """0, 1, ..., width - 1, where `like` is."""
     return torch.arange(width, device=like.device) if isinstance(like, Tensor) else np.arange(width)
@@ -136,7 +141,7 @@ def put_along(target: Array, index: Array, values: Array) -> None:
 
 
 def put(target: Array, row: Array, position: Array, values: Array) -> None:
-    """target[row[i], position[i]] = values[i], in place, of a target that is contiguous."""
+    """target[row[i], position[i]] = values[i], in place."""
     if isinstance(target, Tensor):
         target.index_put_((row, position), values.to(target.dtype))
     else:

@@ -17,6 +17,7 @@ from asrd_kernels.arrays import (
     namespace,
     perhaps,
     put_along,
+    surely_in_each_row,
     take_along,
     where,
     zeros_like,
@@ -93,7 +94,7 @@ def with_best(chosen: Array, active: Array, confidence: Array, quota: Array | No
     of all (the lowest of equals), if any is active; or with a quota [B] that many of them."""
     if quota is not None:
         return chosen | (active & (ranks(confidence, active, largest=True) < quota[:, None]))
-    if not perhaps(~any_in_row(chosen)):
+    if surely_in_each_row(chosen):
         return chosen
     best = where(active, confidence, -1.0).argmax(1)[:, None]
     return chosen | (active & (columns(active, active.shape[1]) == best))  # if nothing is active, best is not

@@ -239,6 +239,7 @@ OUTSIDE_OF_STEPS = {
     "asrd/decoders/wino.py::WinoDecoder.__init__": "before the first step",
     "asrd_kernels/arrays.py::host_view": "the tensors are in the host's memory",
     "asrd_kernels/arrays.py::perhaps": "of arrays in the host's memory, never of tensors",
+    "asrd_kernels/arrays.py::surely_in_each_row": "of arrays in the host's memory, never of tensors",
     "asrd_kernels/arrays.py::as_tensor": "the same tensor, or an array of the host as one",
     "asrd_kernels/arrays.py::as_kind_of": "the same tensor, or an array of the host",
     "asrd_kernels/anchor_embed.py::_edit_some": "of arrays in the host's memory, never of tensors",
