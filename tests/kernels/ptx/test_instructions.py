@@ -353,7 +353,7 @@ def test_division_truncates(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["f32", "f64"])
 def test_fma_is_the_c_librarys(kind: str) -> None:
-    """Also where the product almost cancels the summand, so that one rounding and two differ."""
+    """Also where the product almost cancels the summand, so that one rounding and two differ, and of every size."""
     library = ctypes.CDLL(ctypes.util.find_library("m"))
     function = library.fmaf if kind == "f32" else library.fma
     real = ctypes.c_float if kind == "f32" else ctypes.c_double
@@ -364,12 +364,16 @@ def test_fma_is_the_c_librarys(kind: str) -> None:
         c = np.where(
             np.arange(512) % 2 == 0, -(a * b), draw.standard_normal(512).astype(dtype[0]) * a.dtype.type(2**-20)
         )
-    c = c.astype(dtype[0])
+        twice = a * b + c.astype(dtype[0])
+        most = np.finfo(dtype[0]).maxexp
+        a, b, c = (np.concatenate([x, np.ldexp(x, draw.integers(-most, most, 512))]) for x in (a, b, c))
+    a[-64:], c[-32:] = np.finfo(dtype[0]).max, np.inf  # products that overflow; beside an infinity they do not
+    a, b, c = (x.astype(dtype[0]) for x in (a, b, c))
     instruction = f"fma.rn.{kind} {{d}}, {{a}}, {{b}}, {{c}};"
     found = evaluate(instruction, [kind] * 3, kind, *(x.view(dtype[1]) for x in (a, b, c)))
     wanted = np.array([function(*map(float, xyz)) for xyz in zip(a, b, c, strict=True)], dtype[0])
     assert np.array_equal(found, wanted.view(dtype[1]))
-    assert (wanted != a * b + c).any(), "the inputs tell a fused product from a rounded one"
+    assert (wanted[:512] != twice).any(), "the inputs tell a fused product from a rounded one"
 
 
 def test_two_float32_in_one_register_are_computed_apart() -> None:
