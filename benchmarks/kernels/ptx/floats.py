@@ -20,7 +20,8 @@ Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 
 _SPLITTER = float(2**27 + 1)
-_SAFE = 2.0**900  # numbers and products below it neither overflow nor, above 1/_SAFE, lose the low part of a product
+_SMALL, _LARGE = 2.0**-900, 2.0**990  # between them neither a product's low part is lost nor a step overflows; what a
+# register holds at first (unit.py) has a square below _LARGE, so that idle threads cost nothing
 
 
 def _two_sum(a: F64, b: F64) -> tuple[F64, F64]:
@@ -73,8 +74,8 @@ def fma64(a: F64, b: F64, c: F64) -> F64:
     outer, outer_error = _two_sum(high, inner)
     result = outer + _rounded_to_odd(*_two_sum(inner_error, outer_error))
     size = np.abs(high)
-    plain = ((a == 0) | (b == 0) | (size > 1 / _SAFE)) & (size < _SAFE)
-    plain &= np.maximum(np.maximum(np.abs(a), np.abs(b)), np.abs(c)) < _SAFE
+    plain = ((a == 0) | (b == 0) | (size > _SMALL)) & (size < _LARGE)
+    plain &= np.maximum(np.maximum(np.abs(a), np.abs(b)), np.abs(c)) < _LARGE
     result = np.where(plain & (result == 0), a * b + c, result)  # the sign of a zero
     if plain.all():
         return result
