@@ -132,6 +132,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "vocab_stats, rows that are cut": lambda: stats_case(3, 40000, torch.bfloat16),
     "commit": lambda: commit_case(2, 3, 40),
     "draft_commit": lambda: draft_case(2, 3, 40, witnesses=4),
+    "commit, as on the page": lambda: commit_case(1, 256, 256),
+    "draft_commit, as on the page": lambda: draft_case(1, 256, 256, witnesses=8),
 }
 
 

@@ -127,6 +127,16 @@ def flush(x: float) -> float:
     return math.copysign(0.0, x) if abs(x) < 2.0**-126 else x
 
 
+def permuted(a: int, b: int, selector: int) -> int:
+    """prmt, byte by byte."""
+    both, chosen = a.to_bytes(4, "little") + b.to_bytes(4, "little"), []
+    for place in range(4):
+        digit = selector >> 4 * place & 15
+        byte = both[digit % 8]
+        chosen.append(byte if digit < 8 else 255 if byte > 127 else 0)
+    return int.from_bytes(bytes(chosen), "little")
+
+
 def field(value: int, start: int, length: int, width: int, is_signed: bool) -> int:
     """bfe, bit by bit."""
     start, length = start & 255, min(length & 255, width)
@@ -180,6 +190,7 @@ def integer_cases() -> list[Case]:
             cases.append(Case(f"mov.{kind} {{d}}, {{a}};", (kind,), kind, lambda a: a))
     for kind in ("b32", "b64"):
         cases.append(Case(f"popc.{kind} {{d}}, {{a}};", (kind,), "u32", int.bit_count))
+    cases.append(Case("prmt.b32 {d}, {a}, {b}, {c};", ("u32",) * 3, "u32", permuted))
     cases.append(Case("neg.s32 {d}, {a};", ("s32",), "s32", operator.neg))
     cases.append(Case("abs.s32 {d}, {a};", ("s32",), "s32", abs))
     cases.append(Case("setp.eq.b64 {d}, {a}, {b};", ("b64", "b64"), "pred", operator.eq))
