@@ -82,8 +82,9 @@ def test_the_machines_settings_reach_it() -> None:
 
 
 @pytest.mark.long
-def test_decodes_by_compiled_kernels_executed_for_sm_80_decide_alike() -> None:
-    run_apart([DECISIONS], "not long", "sm_80", "lockstep")
+@pytest.mark.parametrize("selection", ["not long", "long"], ids=["39", "216"])
+def test_decodes_by_compiled_kernels_executed_for_sm_80_decide_alike(selection: str) -> None:
+    run_apart([DECISIONS], selection, "sm_80", "lockstep")
 
 
 @pytest.mark.long
