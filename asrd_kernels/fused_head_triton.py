@@ -25,11 +25,12 @@ from asrd_kernels.vocab_stats_triton import _FIELDS, holds_any, merge_kernel, ra
 
 @dataclass(frozen=True)
 class HeadLaunch:
-    """Programs of `rows` by COLUMN_TILE logits, made `depth` dimensions at a time; then a merge of `chunks` in `merge`
-    lanes."""
+    """Programs of `rows` by COLUMN_TILE logits, made `depth` dimensions at a time, `stages` - 1 of them under way; then
+    a merge of `chunks` in `merge` lanes."""
 
     rows: int
     depth: int
+    stages: int
     warps: int
     chunks: int
     merge: int
@@ -39,13 +40,14 @@ class HeadLaunch:
 def head_launch(rows: int, vocab: int, itemsize: int) -> HeadLaunch:
     """128 bytes of a row at a time, a cache line; more float32 rows than 32 do not fit in sm_80's registers.
 
-    Two of the choices are there because the sampled float32 kernel spills otherwise: 64 bytes for 16 rows (sm_100), and
-    256 threads also where a warp has 64 (gfx942)."""
+    Three of the choices are there because a float32 kernel spills otherwise: 64 bytes for 16 rows (sampled, sm_100),
+    two stages for 32 (not sampled, sm_80), and 256 threads also where a warp has 64 (sampled, gfx942)."""
     tile, chunks = row_tile(rows, itemsize), triton.cdiv(vocab, COLUMN_TILE)
     merge = max(16, triton.next_power_of_2(chunks))
     warps = 8 if tile * itemsize >= 128 and not (itemsize == 4 and on_rocm()) else 4
     depth = 16 if (tile, itemsize) == (16, 4) else 128 // itemsize
-    return HeadLaunch(tile, depth, warps, chunks, merge, merge_warps=4 if merge > 256 else 1)
+    stages = 2 if (tile, itemsize) == (32, 4) else 3
+    return HeadLaunch(tile, depth, stages, warps, chunks, merge, merge_warps=4 if merge > 256 else 1)
 
 
 @triton.jit
@@ -128,7 +130,7 @@ def _launch(
         rows, vocab, dim, length, hidden.stride(0), weight.stride(0),
         SAMPLE=sample, WIDEN=triton.knobs.runtime.interpret and weight.dtype == torch.bfloat16,
         ROWS=how.rows, COLUMNS=COLUMN_TILE, DEPTH=how.depth, MERGE=how.merge,
-        num_warps=how.warps, num_stages=3, enable_fp_fusion=False,
+        num_warps=how.warps, num_stages=how.stages, enable_fp_fusion=False,
     )  # fmt: skip
     unsure = forbidden if unconfident is None else unconfident
     wrap_triton(merge_kernel)[(rows,)](

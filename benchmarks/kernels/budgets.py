@@ -177,8 +177,8 @@ def narrow(launch: Caught, variant: Variant, target: str, figures: Figures) -> s
 
 
 def excess(figures: Figures, budget: dict[str, int] | None) -> str | None:
-    """In what a kernel exceeds its budget, in words; None if in nothing. A spill is in a budget by hand only."""
-    if figures.spills > (budget or {}).get("spills", 0):
+    """In what a kernel exceeds its budget, in words; None if in nothing. No budget has spills."""
+    if figures.spills:
         return f"spills {figures.spills}"
     if budget is None:
         return "has no budget: python -m benchmarks.kernels.budgets --write"

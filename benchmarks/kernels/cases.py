@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,6 +85,11 @@ def stats_case(
     )
 
 
+def _lazy_zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Zeros whose memory is allocated on first access, since most uses want a weight's shape only."""
+    return torch.from_numpy(np.zeros(rows * columns * dtype.itemsize, np.uint8)).view(dtype).view(rows, columns)
+
+
 def head_case(
     rows: int,
     vocab: int,
@@ -96,7 +102,7 @@ def head_case(
 ) -> Case:
     """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
     hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
-    weight = torch.zeros(vocab, dim, device=device, dtype=dtype)  # its memory is allocated on first access
+    weight = _lazy_zeros(vocab, dim, dtype).to(device)
     if weight.numel() < 2**20:
         weight.normal_(0, dim**-0.5, generator=torch.Generator(device).manual_seed(1))
     slot = torch.arange(rows, device=device)

@@ -74,6 +74,9 @@ def count(subject: Any, provider: str, target: str) -> Iterator[Row]:
         triton_launches = len(launches) if task.executes else 0
         yield row("launches", triton_launches + seen.operations)
         yield row("peak memory, bytes", seen.peak)
+        if task.executes and seen.operations:  # not executed on the machine, so not in its counts
+            yield row("PyTorch operations", seen.operations)
+            yield row("PyTorch bytes", seen.moved)
         if not task.executes:
             yield row("bytes", seen.moved)
 
@@ -205,7 +208,8 @@ def main(words: list[str] | None = None) -> None:
         before = count_base(given.base, again, given.out / "base")
         print(f"\n{given.base} and now\n\n{compared(read(before), read(path))}")
         return
-    draw(read(path), given.out / "counts.png")
+    if not given.kernels or "vocab_stats" in given.kernels:
+        draw(read(path), given.out / "counts.png")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from benchmarks.kernels.gpus import GPUS, bytes_bound
 _SHOWN = {  # column: metric
     "launches": "launches", "warp instructions": "warp instructions", "sectors": "sectors",
     "bank conflicts": "bank conflicts", "barriers": "barriers", "divergent": "divergent", "bytes": "bytes",
-    "registers": "registers", "spills": "spills", "peak memory": "peak memory, bytes",
+    "PyTorch bytes": "PyTorch bytes", "registers": "registers", "spills": "spills", "peak memory": "peak memory, bytes",
     "compile s": "compile CPU-seconds",
 }  # fmt: skip
 _COMPARED = ("warp instructions", "sectors", "bank conflicts", "barriers", "bytes", "registers", "spills")

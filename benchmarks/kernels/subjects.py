@@ -35,6 +35,7 @@ BF16 = torch.bfloat16
 ROWS = 32  # wanted rows of a step: LLaDA's active block
 VOCABS = (1024, 4096, 16384, 65536, 126464, 262144)
 LLADA = 126464
+_GENERATED = ("commit", "draft_commit")  # beside vocab_stats: twins for which inductor's code is nearly all Triton
 TWINS: dict[str, Callable[..., Any]] = {
     "anchor_embed": anchor_embed_torch,
     "vocab_stats": vocab_stats_torch,
@@ -153,5 +154,7 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def providers_of(subject: Subject) -> list[str]:
-    """Who can do it: a chain knows no noise, and inductor leaves parts of the other twins to PyTorch's operations."""
-    return list(PROVIDERS) if subject.kernel == "vocab_stats" else ["asrd", "eager (twin)"]
+    """Who can do it: a chain knows no noise, and of the other twins inductor leaves matrix products to cuBLAS."""
+    if subject.kernel == "vocab_stats":
+        return list(PROVIDERS)
+    return ["asrd", *(["torch.compile (twin)"] if subject.kernel in _GENERATED else []), "eager (twin)"]

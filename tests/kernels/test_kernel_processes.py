@@ -42,7 +42,7 @@ APART = {
 TENSOR_CORES = [HEAD, *kernels("leave_one_out")]
 STEPS = kernels("vocab_stats", "anchor_embed", "commit", "draft_commit")
 NEWER = [("sm_90", "reverse", file) for file in [*STEPS, *TENSOR_CORES]]
-NEWER += [("sm_100", "random", file) for file in STEPS]  # the machine does not know tcgen05
+NEWER += [("sm_100", "random", file) for file in [*STEPS, *TENSOR_CORES]]  # what has tcgen05 is skipped there
 
 
 def run_apart(chosen: list[str], selection: str, *machine: str) -> None:
@@ -82,8 +82,9 @@ def test_the_machines_settings_reach_it() -> None:
 
 
 @pytest.mark.long
-def test_decodes_by_compiled_kernels_executed_for_sm_80_decide_alike() -> None:
-    run_apart([DECISIONS], "not long", "sm_80", "lockstep")
+@pytest.mark.parametrize("selection", ["not long", "long"], ids=["39", "216"])
+def test_decodes_by_compiled_kernels_executed_for_sm_80_decide_alike(selection: str) -> None:
+    run_apart([DECISIONS], selection, "sm_80", "lockstep")
 
 
 @pytest.mark.long

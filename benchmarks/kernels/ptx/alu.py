@@ -49,12 +49,24 @@ def _product_wide(a: Array, b: Array) -> Array:
     return a.astype(wide) * b.astype(wide)
 
 
+def _permute(a: Array, b: Array, selector: Array) -> Array:
+    """Four of the eight bytes of b (above) and a, each by four bits of the selector: its number, and whether to fill
+    the byte with its sign instead."""
+    eight, result = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32), np.uint32(0)
+    for place in range(4):
+        choice = selector >> np.uint32(4 * place) & np.uint32(15)
+        byte = (eight >> (choice & np.uint32(7)).astype(np.uint64) * np.uint64(8) & np.uint64(255)).astype(np.uint32)
+        result = result | np.where(choice & 8, (byte >> np.uint32(7)) * np.uint32(255), byte) << np.uint32(8 * place)
+    return np.asarray(result)
+
+
 INTEGER: dict[str, Function] = {
     "add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum, "mul.lo": np.multiply,
     "mul.hi": _product_high, "mul.wide": _product_wide, "div": _quotient, "rem": _remainder,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "neg": np.negative,
     "abs": np.abs, "mad.lo": lambda a, b, c: a * b + c, "mad.wide": lambda a, b, c: _product_wide(a, b) + c,
     "shl": _shift_left, "shr": _shift_right, "popc": lambda a: np.bitwise_count(a).astype(np.uint32),
+    "prmt": _permute,
 }  # fmt: skip
 PREDICATE: dict[str, Function] = {
     "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not,
@@ -327,7 +339,7 @@ def _convert_pair(step: Instruction, suffixes: tuple[str, ...], target: str) -> 
 DECODE: dict[str, Callable[[Instruction], Step]] = {
     **dict.fromkeys(
         ("add", "sub", "mul", "div", "rem", "min", "max", "mad", "fma", "neg", "abs", "not", "and", "or", "xor",
-         "shl", "shr", "popc"),
+         "shl", "shr", "popc", "prmt"),
         arithmetic,
     ),
     "ex2": approximate, "rcp": approximate, "bfe": bit_field, "setp": compare, "selp": select, "mov": move,

@@ -20,7 +20,8 @@ Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 
 _SPLITTER = float(2**27 + 1)
-_SAFE = 2.0**400  # products and sums of numbers between 1/_SAFE and _SAFE neither overflow nor lose low parts
+_SMALL, _LARGE = 2.0**-900, 2.0**990  # between them neither a product's low part is lost nor a step overflows; what a
+# register holds at first (unit.py) has a square below _LARGE, so that idle threads cost nothing
 
 
 def _two_sum(a: F64, b: F64) -> tuple[F64, F64]:
@@ -66,24 +67,27 @@ def fma32(a: F32, b: F32, c: F32) -> F32:
 
 
 def fma64(a: F64, b: F64, c: F64) -> F64:
-    """a * b + c with one rounding; numbers of extreme size go through exact fractions."""
+    """a * b + c with one rounding; finite numbers of extreme size go through exact fractions, one at a time."""
     a, b, c = np.broadcast_arrays(a, b, c)
     high, low = _two_product(a, b)
     inner, inner_error = _two_sum(c, low)
     outer, outer_error = _two_sum(high, inner)
     result = outer + _rounded_to_odd(*_two_sum(inner_error, outer_error))
-    plain = np.ones(result.shape, dtype=bool)
-    for x in (a, b, c):
-        size = np.abs(x)
-        plain &= (size == 0) | ((size > 1 / _SAFE) & (size < _SAFE))
-    for i in zip(*np.nonzero(~plain), strict=True):
+    size = np.abs(high)
+    plain = ((a == 0) | (b == 0) | (size > _SMALL)) & (size < _LARGE)
+    plain &= np.maximum(np.maximum(np.abs(a), np.abs(b)), np.abs(c)) < _LARGE
+    result = np.where(plain & (result == 0), a * b + c, result)  # the sign of a zero
+    if plain.all():
+        return result
+    finite = np.isfinite(a) & np.isfinite(b)
+    endless = ~(finite & np.isfinite(c))
+    result = np.where(endless, np.where(finite, c, a * b + c), result)  # a * b alone might overflow
+    for i in zip(*np.nonzero(~plain & ~endless), strict=True):
         result[i] = _exact_fma(float(a[i]), float(b[i]), float(c[i]))
-    return np.where(plain & (result == 0), a * b + c, result)  # the sign of a zero
+    return result
 
 
 def _exact_fma(a: float, b: float, c: float) -> float:
-    if not np.isfinite([a, b, c]).all():
-        return float(np.float64(a) * np.float64(b) + np.float64(c))
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
         return float(np.copysign(0.0, a) * np.copysign(1.0, b) + c) if c == 0 else 0.0

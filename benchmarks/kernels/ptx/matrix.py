@@ -80,6 +80,14 @@ def as_numbers(words: Array, kind: str) -> Array:
     return single.astype(np.float64)
 
 
+def fragment(registers: Array | list[Array]) -> Array:
+    """[warps, 16, 8] words of matrix a, of which each lane of [warps, 32] holds four."""
+    words = np.empty((len(registers[0]), 16, 8), np.uint32)
+    for i, held in enumerate(registers):
+        words[:, _GROUP + 8 * (i % 2), _QUARTER + 4 * (i // 2)] = held
+    return words
+
+
 def multiply(step: Instruction) -> Step:
     """mma.sync m16n8k16: d = a b + c, a [16, 16] by rows, b [16, 8] by columns, c and d [16, 8] float32."""
     if step.parts[:6] != ("mma", "sync", "aligned", "m16n8k16", "row", "col"):
@@ -101,15 +109,13 @@ def multiply(step: Instruction) -> Step:
             for side in (first, second, third)
         )
         warps = left.shape[1]
-        words_a = np.empty((warps, 16, 8), np.uint32)
         words_b = np.empty((warps, 8, 8), np.uint32)  # of b's columns
         total = np.empty((warps, 16, 8), np.float32)
         for i in range(4):
-            words_a[:, _GROUP + 8 * (i % 2), _QUARTER + 4 * (i // 2)] = left[i]
             total[:, _GROUP + 8 * (i // 2), 2 * _QUARTER + i % 2] = plus[i]
         for i in range(2):
             words_b[:, _GROUP, _QUARTER + 4 * i] = right[i]
-        exact = as_numbers(words_a, kind) @ np.swapaxes(as_numbers(words_b, kind), 1, 2) + total
+        exact = as_numbers(fragment(left), kind) @ np.swapaxes(as_numbers(words_b, kind), 1, 2) + total
         rounded = exact.astype(np.float32)
         for i, put in enumerate(puts):
             found = rounded[:, _GROUP + 8 * (i // 2), 2 * _QUARTER + i % 2]

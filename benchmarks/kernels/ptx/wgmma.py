@@ -1,22 +1,26 @@
-"""wgmma of sm_90: products of four warps whose operands lie in shared memory.
+"""wgmma of sm_90: products of four warps, a [64, 16] by b [16, columns].
 
 Hardware reads the operands at some moment between the instruction and the wait for its group. Here they are read at
-both ends: results are those of the later moment, and operands that changed in between are a fault. Of the layouts, the
-one that Triton uses for rows of 128 bytes: both operands by rows of k, swizzled in 128 bytes.
+both ends: results are those of the later moment, and operands that changed in between are a fault. Operand b lies in
+shared memory, a there or in registers. Of the layouts in shared memory, those that Triton uses for 128 bytes at a time,
+swizzled: by rows of k, b also by its columns.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.kernels.ptx.matrix import as_numbers, whole_warps
+from benchmarks.kernels.ptx.matrix import as_numbers, fragment, whole_warps
 from benchmarks.kernels.ptx.memory import Access, Lanes
-from benchmarks.kernels.ptx.parse import Immediate, Instruction, Unsupported, Vector
+from benchmarks.kernels.ptx.parse import Immediate, Instruction, Operand, Unsupported, Vector
 from benchmarks.kernels.ptx.unit import TYPES, WARP, Array, Mask, Product, Reader, Step, Unit, Writer, reader, writer
 
+Fetch = Callable[[Array], Array]  # [warps] bool: which -> [warps, rows, 8] words of these, 16 numbers of k a row
 _SHAPE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.\2$")
 _SWIZZLED = 1  # of 128 bytes, in the descriptor's upper two bits
 _GROUP, _QUARTER = np.arange(WARP) // 4, np.arange(WARP) % 4
@@ -58,25 +62,27 @@ def _finish(unit: Unit, mask: Mask, pending: int) -> None:
 
 def _multiply(step: Instruction, number: int, columns: int, kind: str) -> Step:
     """d = a b + d (or a b, if the predicate is off), a [64, 16], b [16, columns]; a warp makes 16 rows of d."""
-    d, *operands, add, scale_a, scale_b, along_a, along_b = step.operands
-    signs = [operand.text for operand in (scale_a, scale_b, along_a, along_b) if isinstance(operand, Immediate)]
-    if signs != ["1", "1", "0", "0"] or not isinstance(d, Vector) or len(d.items) != columns // 2:
+    d, a, b, add, *switches = step.operands
+    given = [operand.text for operand in switches if isinstance(operand, Immediate)]
+    wanted = ["1", "1"] if isinstance(a, Vector) else ["1", "1", "0"]  # signs; a in shared memory lies by rows of k
+    if given[:-1] != wanted or not isinstance(d, Vector) or len(d.items) != columns // 2:
         raise Unsupported(step.text)
-    left, right = (reader(operand, TYPES["b64"]) for operand in operands)
+    access = Access(step, number, 4, 4)
+    left = _in_registers(a) if isinstance(a, Vector) else _in_shared(a, access, 16, own_rows=True)
+    right = _in_shared(b, access, columns, by_columns=given[-1] == "1")
     puts = [writer(item, TYPES["f32"]) for item in d.registers]
     totals = [reader(item, TYPES["f32"]) for item in d.registers]
-    adds, access = reader(add, TYPES["pred"]), Access(step, number, 4, 4)
+    adds = reader(add, TYPES["pred"])
 
     def issue(unit: Unit, mask: Mask) -> None:
         warps = whole_warps(unit, mask, step)
-        first = unit.thread[::WARP] // WARP % 4 * 16  # row of a that a warp begins with
-        sides = [(left(unit), first, 16), (right(unit), first * 0, columns)]
-        early = [_operand(unit, value, step, rows, count, warps, access) for value, rows, count in sides]
+        sides = (left(unit), right(unit))
+        early = [side(warps) for side in sides]
         keep = unit.whole(adds(unit)).reshape(-1, WARP)[:, :1, None]
 
         def finish(ready: NDArray[np.bool_]) -> None:
             now = whole_warps(unit, ready, step)
-            late = [_operand(unit, value, step, rows, count, now, access) for value, rows, count in sides]
+            late = [side(now) for side in sides]
             if any((one[now] != other[now]).any() for one, other in zip(early, late, strict=True)):
                 unit.faults.add("race", step, "an operand was overwritten before the wait for this product")
             before = _gather(unit, totals)
@@ -89,24 +95,72 @@ def _multiply(step: Instruction, number: int, columns: int, kind: str) -> Step:
     return issue
 
 
-def _operand(
-    unit: Unit, descriptor: Array, step: Instruction, first: Array, rows: int, warps: Array, access: Access
-) -> Array:
-    """[all warps, rows, 8] words of 16 numbers a row, read by the warps' first threads; 0 of other warps."""
-    words = np.zeros((len(warps), rows, _DEPTH // 2), np.uint32)
-    given = unit.whole(descriptor).reshape(-1, WARP)[warps, 0].astype(np.int64)
-    if (given >> 62 & 3 != _SWIZZLED).any():
-        raise Unsupported(f"{step.text}: a layout without swizzling of 128 bytes")
-    start, stride = (given & 0x3FFF) << 4, (given >> 32 & 0x3FFF) << 4
-    row = first[warps][:, None, None] + np.arange(rows)[:, None]
-    plain = start[:, None, None] + row // 8 * stride[:, None, None] + row % 8 * 128 + 16 * np.arange(_PIECES)
-    address = plain ^ ((plain >> 7 & 7) << 4)
+def _in_registers(operand: Vector) -> Callable[[Unit], Fetch]:
+    """Operand a in four registers of each thread, laid out as a of mma.sync."""
+    sources = [reader(item, TYPES["b32"]) for item in operand.registers]
+
+    def fetch(unit: Unit, warps: Array) -> Array:
+        return fragment([unit.whole(source(unit)).reshape(-1, WARP) for source in sources])
+
+    return lambda unit: partial(fetch, unit)
+
+
+def _in_shared(
+    operand: Operand, access: Access, rows: int, *, own_rows: bool = False, by_columns: bool = False
+) -> Callable[[Unit], Fetch]:
+    """An operand in shared memory, where a descriptor says. `own_rows`: each warp takes 16 rows of its own."""
+    described = reader(operand, TYPES["b64"])
+
+    def at(unit: Unit) -> Fetch:
+        descriptor = unit.whole(described(unit)).reshape(-1, WARP)[:, 0].astype(np.int64)
+
+        def fetch(warps: Array) -> Array:
+            words = np.zeros((len(warps), rows, _DEPTH // 2), np.uint32)
+            given = descriptor[warps, None, None]
+            if (given >> 62 & 3 != _SWIZZLED).any():
+                raise Unsupported(f"{access.instruction.text}: a layout without swizzling of 128 bytes")
+            first = unit.thread[::WARP][warps] // WARP % 4 * 16 if own_rows else np.zeros(len(given), np.int64)
+            plain = _columns(given, rows) if by_columns else _rows(given, first, rows)
+            found = _read(unit, warps, plain ^ ((plain >> 7 & 7) << 4), access)
+            words[warps] = _turned(found) if by_columns else found
+            return words
+
+        return fetch
+
+    return at
+
+
+def _field(descriptor: Array, bit: int) -> Array:
+    """Bytes in a field of a descriptor, which counts pieces of 16."""
+    return (descriptor >> bit & 0x3FFF) << 4
+
+
+def _rows(descriptor: Array, first: Array, rows: int) -> Array:
+    """[warps, rows, 2] addresses, before swizzling, of the pieces of rows that hold 16 numbers of k."""
+    row = first[:, None, None] + np.arange(rows)[:, None]
+    groups = row // 8 * _field(descriptor, 32)
+    return _field(descriptor, 0) + groups + row % 8 * 128 + 16 * np.arange(_PIECES)
+
+
+def _columns(descriptor: Array, columns: int) -> Array:
+    """[warps, 16, columns / 8] addresses, before swizzling, of the pieces of columns, 64 of which lie side by side."""
+    k, piece = np.arange(_DEPTH)[:, None], np.arange(columns // 8)
+    groups = k // 8 * _field(descriptor, 32) + piece // 8 * _field(descriptor, 16)
+    return _field(descriptor, 0) + groups + k % 8 * 128 + piece % 8 * 16
+
+
+def _read(unit: Unit, warps: Array, address: Array, access: Access) -> Array:
+    """[warps, n, words] of [warps, n, pieces] addresses, read by the warps' first threads."""
     lanes = unit.lanes[np.flatnonzero(warps) * WARP]
-    each = rows * _PIECES
+    each = address[0].size
     many = Lanes(*(np.repeat(values, each) for values in (lanes.slot, lanes.stamp, lanes.thread)))
-    found = unit.shared.load(many, address.ravel(), access)
-    words[warps] = found.T.reshape(-1, rows, _DEPTH // 2)
-    return words
+    return unit.shared.load(many, address.ravel(), access).T.reshape(*address.shape[:2], -1)
+
+
+def _turned(words: Array) -> Array:
+    """[warps, 16, columns / 2] words of 16-bit numbers as [warps, columns, 8] words of their transpose."""
+    halves = np.ascontiguousarray(words).view(np.uint16)
+    return np.ascontiguousarray(np.swapaxes(halves, 1, 2)).view(np.uint32)
 
 
 def _places(number: int) -> tuple[Array, Array]:

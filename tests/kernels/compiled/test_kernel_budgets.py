@@ -48,8 +48,7 @@ def test_the_budget_file_holds_what_exists_and_nothing_else() -> None:
     budgets = read_budgets()["kernels"]
     assert set(budgets) == expected
     assert all(set(targets) == set(TARGETS) for targets in budgets.values())
-    spilling = {name for name, targets in budgets.items() for figures in targets.values() if figures.get("spills")}
-    assert spilling == {f"head_kernel fp32 N={rows} V=126464 D=4096" for rows in (32, 64)}
+    assert all(set(figures) == {"registers", "shared"} for targets in budgets.values() for figures in targets.values())
 
 
 def test_growth_spills_and_missing_budgets_are_complaints() -> None:
@@ -59,8 +58,6 @@ def test_growth_spills_and_missing_budgets_are_complaints() -> None:
     assert excess(replace(figures, registers=65), budget) == "registers 65 > 64"
     assert excess(replace(figures, shared=129), budget) == "shared 129 > 128"
     assert excess(replace(figures, spills=8), budget) == "spills 8"
-    assert excess(replace(figures, spills=8), budget | {"spills": 8}) is None
-    assert excess(replace(figures, spills=16), budget | {"spills": 8}) == "spills 16"
     assert "no budget" in str(excess(figures, None))
 
 

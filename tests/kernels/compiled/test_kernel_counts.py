@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from benchmarks.kernels.inductor import changed
 from benchmarks.kernels.measure import Allocations, Launch, checksum, compiled, counted, launched_by
 from benchmarks.kernels.ptx.launch import executed
 from benchmarks.kernels.ptx.unit import Options
-from benchmarks.kernels.subjects import PROVIDERS, TWINS, compiled_twin, ours, subjects
+from benchmarks.kernels.subjects import PROVIDERS, TWINS, Subject, compiled_twin, ours, providers_of, subjects
 
 A100 = GPUS[0]
 ROOT = Path(counts.__file__).parents[2]
@@ -132,6 +131,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "vocab_stats, rows that are cut": lambda: stats_case(3, 40000, torch.bfloat16),
     "commit": lambda: commit_case(2, 3, 40),
     "draft_commit": lambda: draft_case(2, 3, 40, witnesses=4),
+    "commit, as on the page": lambda: commit_case(1, 256, 256),
+    "draft_commit, as on the page": lambda: draft_case(1, 256, 256, witnesses=8),
 }
 
 
@@ -150,6 +151,18 @@ def test_generated_code_gives_what_the_twin_gives(name: str) -> None:
     assert wanted
     for mine, theirs in zip(found, wanted, strict=True):
         assert torch.allclose(mine.double(), theirs.double(), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.long
+def test_what_generated_code_leaves_to_pytorch_is_a_launch_with_the_bytes_of_its_operands() -> None:
+    """commit's scatter_: slots, their indices, what is put there, and the result."""
+    small = Subject("commit", "G", 40, lambda: commit_case(1, 2, 40))
+    rows = list(counts.count(small, "torch.compile (twin)", "sm_80"))
+    values = {row["metric"]: row["value"] for row in rows if row["launch"] == counts.ALL}
+    launches = {row["launch"] for row in rows} - {counts.ALL}
+    assert values["launches"] == len(launches) + 1
+    assert values["PyTorch operations"] == 1
+    assert values["bytes"] > values["PyTorch bytes"] > 0
 
 
 def test_formulas_count_elements_as_their_authors_do() -> None:
@@ -218,8 +231,7 @@ def test_results_of_equal_runs_have_equal_checksums() -> None:
 def test_the_published_rows_are_complete_and_make_the_figure(tmp_path: Path) -> None:
     rows = counts.read(ROOT / "docs" / "data" / "kernel-counts.csv")
     found = {(row["kernel"], row["provider"], row["x"]) for row in rows}
-    wanted = {("vocab_stats", provider, subject.x) for subject, provider in product(subjects(), PROVIDERS)
-              if subject.kernel == "vocab_stats"}  # fmt: skip
+    wanted = {(one.kernel, provider, one.x) for one in subjects() for provider in providers_of(one)}
     assert wanted <= found
     assert {subject.kernel for subject in subjects()} == {kernel for kernel, *_ in found}
     counts.main(["--out", str(tmp_path), "--plot", str(ROOT / "docs" / "data" / "kernel-counts.csv")])

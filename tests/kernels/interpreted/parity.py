@@ -1,10 +1,14 @@
-"""Shared by the parity tests of the kernels: rows that are numerically hard, poisoned outputs, and error tolerances.
+"""Shared by the parity tests of the kernels: rows that are numerically hard, random runs, poisoned outputs, tolerances.
 
 A kernel's error against float64 truth may be its twin's own plus a little: `TOLERANCES` says how much, relative to the
 true value.
 """
 
 from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +42,17 @@ def assert_no_worse(ours: Tensor, twins: Tensor, truth: Tensor, tolerance: float
         f"{what}: element {worst} is {float(ours.flatten()[worst])}, the twin's {float(twins.flatten()[worst])},"
         f" the truth {float(truth.flatten()[worst])}"
     )
+
+
+def drawn_length(seed: int, *more: int) -> int:
+    """The length of random run number `seed`; of the short ones, or of `more` as well."""
+    return random.Random(f"length {seed}").choice([1, 2, 3, 7, 16, 33, *more])
+
+
+def assert_all_happen(wanted: Sequence[str], runs: Iterable[Counter[str]]) -> None:
+    """What a kernel can do, it does in some run."""
+    happened = sum(runs, Counter())
+    assert [event for event in wanted if not happened[event]] == [], happened
 
 
 KINDS = (

@@ -14,6 +14,7 @@ import torch
 from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_slots, new_state, new_stats, wanted_slots
 from asrd_kernels.commit_triton import commit_triton, launch_config
 from benchmarks.kernels.cases import a_reopened_block
+from tests.kernels.interpreted.parity import assert_all_happen, drawn_length
 
 SEEDS = range(1, 90, 3) if "PTX_TARGET" in os.environ else range(90)  # each has rules of its own, to be compiled
 POISON = -7
@@ -124,10 +125,7 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
 
 
 def test_every_step_of_random_runs_ends_in_the_same_state() -> None:
-    happened: Counter[str] = Counter()
-    for seed in SEEDS:
-        happened += run(seed, random.Random(f"length {seed}").choice([1, 2, 3, 7, 16, 33]))
-    assert [event for event in WANTED_EVENTS if not happened[event]] == [], happened
+    assert_all_happen(WANTED_EVENTS, (run(seed, drawn_length(seed)) for seed in SEEDS))
 
 
 @pytest.mark.parametrize("length", [128, 129, 300])
@@ -146,7 +144,7 @@ def test_a_row_longer_than_the_largest_tile_ends_in_the_same_state() -> None:
 @pytest.mark.parametrize("chunk", range(20))
 def test_every_step_of_many_random_runs_ends_in_the_same_state(chunk: int) -> None:
     for seed in range(100_000 + 100 * chunk, 100_100 + 100 * chunk):
-        run(seed, random.Random(f"length {seed}").choice([1, 2, 3, 7, 16, 33, 64, 129]))
+        run(seed, drawn_length(seed, 64, 129))
 
 
 def test_slots_after_an_earlier_block_is_reopened_behind_the_first_warp() -> None:

@@ -48,6 +48,9 @@ BLOCKS: list[dict[str, Any]] = [
     {"decoder": "asrd", "threshold": 0.4},
     {"decoder": "loo", "factor": 2.0, "threshold_back": 1.0},
 ]
+TWO_PROMPTS: dict[str, Any] = {
+    "input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
+}  # fmt: skip
 WANTED_EVENTS = ("revocation", "anchor", "cache wrap", "padding", "rows done apart", "sampling", "unused slots")
 
 
@@ -94,17 +97,22 @@ def differences(found: DecodeState, wanted: DecodeState, relative: float = RELAT
     return parted
 
 
+def check_every_step(model: Any, call: dict[str, Any], relative: float = RELATIVE, what: str = "") -> list[DecodeState]:
+    """Decode both ways; raises where they part. PyTorch's states."""
+    wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    assert len(found) == len(wanted), what
+    for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True), start=1):
+        assert differences(ours, theirs, relative) == [], f"step {step} of {what or call}"
+    return wanted
+
+
 def compare(seed: int) -> Counter[str]:
     """Decode both ways; raises where they part. Every other decode has the fixed shapes of a GPU's."""
     model, call = draw(seed)
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
             patch.setattr(loop, "select_wanted", loop.select_slots)
-        wanted, found = states(model, call, "torch"), states(model, call, "triton")
-    assert len(found) == len(wanted)
-    for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True), start=1):
-        assert differences(ours, theirs) == [], f"step {step} of compare({seed}): {model.spec} {call}"
-    last = wanted[-1]
+        last = check_every_step(model, call, what=f"compare({seed}): {model.spec} {call}")[-1]
     happened = {
         "revocation": last.revoked.any(),
         "anchor": last.anchors.any(),
@@ -131,25 +139,17 @@ def test_other_decoders_and_caches_decide_alike(settings: dict[str, Any], monkey
     """With the fixed shapes of a GPU, unused slots and rows behind the canvas included."""
     monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
     model = make_llama(seed=5, sharpness=4.0)
-    call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
-    call |= {"max_new_tokens": 10, "block_length": 4, "threshold": 0.3, "temperature": 0.4} | settings
-    wanted, found = states(model, call, "torch"), states(model, call, "triton")
-    assert len(wanted) == len(found) > 2
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert differences(ours, theirs) == []
+    call = TWO_PROMPTS | {"max_new_tokens": 10, "block_length": 4, "threshold": 0.3, "temperature": 0.4} | settings
+    assert len(check_every_step(model, call)) > 2
 
 
 @pytest.mark.parametrize("settings", BLOCKS, ids=lambda settings: "-".join(map(str, settings.values())))
 def test_block_diffusion_models_decide_alike(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics by Triton; what is particular to these models by PyTorch."""
     monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
-    call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
-    call |= {"max_new_tokens": 9} | settings
+    call = TWO_PROMPTS | {"max_new_tokens": 9} | settings
     model = block_model(BlockSpec(seed=6))
-    wanted, found = states(model, call, "torch"), states(model, call, "triton")
-    assert len(wanted) == len(found) > 2
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert differences(ours, theirs) == []
+    assert len(check_every_step(model, call)) > 2
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -172,23 +172,23 @@ def test_rows_behind_the_canvas_by_our_attention_kernel_decide_alike(
     ids = torch.tensor([[0, 0, 2, 3], [5, 4, 3, 2], [0, 7, 6, 5]])
     call = {"input_ids": ids, "attention_mask": (ids > 0).long(), "max_new_tokens": 13, "block_length": 5}
     call |= {"early_stop": False, "kv_cache": kv_cache} | settings
-    wanted, found = states(model, call, "torch"), states(model, call, "triton")
+    wanted = check_every_step(model, call, relative=1e-5)
     assert launched
-    assert len(wanted) == len(found) > 2
+    assert len(wanted) > 2
     assert int((wanted[-1].revoked + wanted[-1].edited).sum()) > 0
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert differences(ours, theirs, relative=1e-5) == []
 
 
 def test_a_decode_by_the_fused_head_is_its_twins_step_by_step() -> None:
     """In float32: the interpreter truncates bfloat16 embeddings, and a model would see other numbers."""
     model = make_llama(seed=3, sharpness=4.0).float()
-    call = {"input_ids": torch.tensor([[0, 3, 4], [5, 6, 7]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
-    call |= {"max_new_tokens": 8, "block_length": 4, "threshold": 0.3, "temperature": 0.5, "lm_head": "fused"}
-    wanted, found = states(model, call, "torch"), states(model, call, "triton")
-    assert len(wanted) == len(found) > 2
-    for ours, theirs in zip(found, wanted, strict=True):
-        assert differences(ours, theirs, relative=1e-5) == []
+    call = TWO_PROMPTS | {
+        "max_new_tokens": 8,
+        "block_length": 4,
+        "threshold": 0.3,
+        "temperature": 0.5,
+        "lm_head": "fused",
+    }
+    assert len(check_every_step(model, call, relative=1e-5)) > 2
 
 
 @pytest.mark.long

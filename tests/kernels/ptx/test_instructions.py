@@ -127,6 +127,16 @@ def flush(x: float) -> float:
     return math.copysign(0.0, x) if abs(x) < 2.0**-126 else x
 
 
+def permuted(a: int, b: int, selector: int) -> int:
+    """prmt, byte by byte."""
+    both, chosen = a.to_bytes(4, "little") + b.to_bytes(4, "little"), []
+    for place in range(4):
+        digit = selector >> 4 * place & 15
+        byte = both[digit % 8]
+        chosen.append(byte if digit < 8 else 255 if byte > 127 else 0)
+    return int.from_bytes(bytes(chosen), "little")
+
+
 def field(value: int, start: int, length: int, width: int, is_signed: bool) -> int:
     """bfe, bit by bit."""
     start, length = start & 255, min(length & 255, width)
@@ -180,6 +190,7 @@ def integer_cases() -> list[Case]:
             cases.append(Case(f"mov.{kind} {{d}}, {{a}};", (kind,), kind, lambda a: a))
     for kind in ("b32", "b64"):
         cases.append(Case(f"popc.{kind} {{d}}, {{a}};", (kind,), "u32", int.bit_count))
+    cases.append(Case("prmt.b32 {d}, {a}, {b}, {c};", ("u32",) * 3, "u32", permuted))
     cases.append(Case("neg.s32 {d}, {a};", ("s32",), "s32", operator.neg))
     cases.append(Case("abs.s32 {d}, {a};", ("s32",), "s32", abs))
     cases.append(Case("setp.eq.b64 {d}, {a}, {b};", ("b64", "b64"), "pred", operator.eq))
@@ -353,7 +364,7 @@ def test_division_truncates(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["f32", "f64"])
 def test_fma_is_the_c_librarys(kind: str) -> None:
-    """Also where the product almost cancels the summand, so that one rounding and two differ."""
+    """Also where the product almost cancels the summand, so that one rounding and two differ, and of every size."""
     library = ctypes.CDLL(ctypes.util.find_library("m"))
     function = library.fmaf if kind == "f32" else library.fma
     real = ctypes.c_float if kind == "f32" else ctypes.c_double
@@ -364,12 +375,16 @@ def test_fma_is_the_c_librarys(kind: str) -> None:
         c = np.where(
             np.arange(512) % 2 == 0, -(a * b), draw.standard_normal(512).astype(dtype[0]) * a.dtype.type(2**-20)
         )
-    c = c.astype(dtype[0])
+        twice = a * b + c.astype(dtype[0])
+        most = np.finfo(dtype[0]).maxexp
+        a, b, c = (np.concatenate([x, np.ldexp(x, draw.integers(-most, most, 512))]) for x in (a, b, c))
+    a[-64:], c[-32:] = np.finfo(dtype[0]).max, np.inf  # products that overflow; beside an infinity they do not
+    a, b, c = (x.astype(dtype[0]) for x in (a, b, c))
     instruction = f"fma.rn.{kind} {{d}}, {{a}}, {{b}}, {{c}};"
     found = evaluate(instruction, [kind] * 3, kind, *(x.view(dtype[1]) for x in (a, b, c)))
     wanted = np.array([function(*map(float, xyz)) for xyz in zip(a, b, c, strict=True)], dtype[0])
     assert np.array_equal(found, wanted.view(dtype[1]))
-    assert (wanted != a * b + c).any(), "the inputs tell a fused product from a rounded one"
+    assert (wanted[:512] != twice).any(), "the inputs tell a fused product from a rounded one"
 
 
 def test_two_float32_in_one_register_are_computed_apart() -> None:

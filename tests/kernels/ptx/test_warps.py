@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.kernels.ptx import matrix, warp
 from benchmarks.kernels.ptx.decode import program
+from benchmarks.kernels.ptx.faults import Faults
 from tests.kernels.ptx.assemble import evaluate, execute
 
 LANES = 32
@@ -284,4 +285,73 @@ def test_an_operand_of_wgmma_that_changes_before_the_wait_is_a_fault() -> None:
     given, out = np.zeros(9216, np.uint8), np.zeros((128, 4), np.float32)
     late = WGMMA.replace("mov.b32 %r7, 0;", "bar.sync 0; st.shared.b32 [%r5], %r20; bar.sync 0;")
     faults = execute(late, given, out, threads=128, shared=9216).faults
+    assert any("overwritten before the wait" in fault.text for fault in faults.found)
+
+
+COLUMNS = 72  # of b: 64 of them lie side by side, the other 8 in a group of their own
+SUMS = [f"%r{number}" for number in range(20, 20 + COLUMNS // 2)]
+BY_REGISTERS = f"""
+    mad.wide.u32 %rd10, %r0, 16, %rd1; ld.global.v4.b32 {{ %r10, %r11, %r12, %r13 }}, [%rd10];
+    mov.b32 %r1, global_smem; mad.lo.s32 %r1, %r0, 16, %r1; mad.wide.u32 %rd10, %r0, 16, %rd0;
+    ld.global.v4.b32 {{ %r3, %r4, %r5, %r6 }}, [%rd10]; st.shared.v4.b32 [%r1], {{ %r3, %r4, %r5, %r6 }};
+    ld.global.v4.b32 {{ %r3, %r4, %r5, %r6 }}, [%rd10 + 2048]; st.shared.v4.b32 [%r1 + 2048], {{ %r3, %r4, %r5, %r6 }};
+    fence.proxy.async.shared::cta; bar.sync 0;
+    mov.b32 %r5, global_smem; bfe.u32 %r6, %r5, 4, 14; cvt.u64.u32 %rd11, %r6;
+    or.b64 %rd11, %rd11, {1 << 62 | 1024 >> 4 << 32 | 2048 >> 4 << 16};
+    {" ".join(f"mov.b32 {one}, 0;" for one in SUMS)}
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n{COLUMNS}k16.f32.f16.f16 {{{",".join(SUMS)}}}, {{%r10,%r11,%r12,%r13}}, %rd11,
+        0, 1, 1, 1;
+    wgmma.commit_group.sync.aligned;
+    mov.b32 %r7, 0;
+    wgmma.wait_group.sync.aligned 0;
+    mad.wide.u32 %rd13, %r0, {2 * COLUMNS}, %rd2;
+    {" ".join(f"st.global.b32 [%rd13 + {4 * i}], {one};" for i, one in enumerate(SUMS))}
+"""
+
+
+def product_by_registers(body: str, order: str = "lockstep") -> tuple[np.ndarray, np.ndarray, Faults]:
+    """What wgmma gives for a in registers and b by columns, laid out as the manual says; the product; faults."""
+    draw = np.random.default_rng(8)
+    a, b = (draw.integers(-8, 8, shape).astype(np.float16) / 4 for shape in ((64, 16), (16, COLUMNS)))
+    padded = np.concatenate([b, np.zeros((16, 128 - COLUMNS), np.float16)], axis=1)
+    image = np.zeros((2, 16, 8, 8), np.float16)  # group of 64 columns, k, piece of 8 columns
+    for group, k, piece in np.ndindex(2, 16, 8):
+        image[group, k, piece ^ k % 8] = padded[k, 64 * group + 8 * piece :][:8]
+    held = np.zeros((128, 4, 2), np.float16)
+    for thread, i, half in np.ndindex(128, 4, 2):
+        row = thread // 32 * 16 + thread % 32 // 4 + 8 * (i % 2)
+        held[thread, i, half] = a[row, 2 * (thread % 4) + half + 8 * (i // 2)]
+    out, found = np.zeros((128, COLUMNS // 2), np.float32), np.zeros((64, COLUMNS), np.float32)
+    faults = execute(body, image, held, out, threads=128, shared=4096, order=order).faults
+    for thread, i in np.ndindex(128, COLUMNS // 2):
+        row = thread // 32 * 16 + thread % 32 // 4 + 8 * (i % 4 // 2)
+        found[row, i // 4 * 8 + 2 * (thread % 4) + i % 2] = out[thread, i]
+    return found, a.astype(np.float32) @ b.astype(np.float32), faults
+
+
+@pytest.mark.parametrize("order", ["lockstep", "forward", "random"])
+def test_wgmma_takes_a_from_registers_and_b_by_columns(order: str) -> None:
+    found, wanted, faults = product_by_registers(BY_REGISTERS, order)
+    assert faults.found == []
+    assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("0, 1, 1, 1;", "0, 1, 1, 0;"),  # b by rows
+        ("{%r10,%r11,%r12,%r13}, %rd11", "{%r10,%r12,%r11,%r13}, %rd11"),
+        (str(1 << 62 | 1024 >> 4 << 32 | 2048 >> 4 << 16), str(1 << 62 | 1024 >> 4 << 32 | 1024 >> 4 << 16)),
+    ],
+    ids=["rows for columns", "registers of a", "stride between groups of columns"],
+)
+def test_a_wrong_layout_of_wgmmas_operands_gives_another_product(right: str, wrong: str) -> None:
+    assert right in BY_REGISTERS
+    found, wanted, _ = product_by_registers(BY_REGISTERS.replace(right, wrong))
+    assert not np.array_equal(found, wanted)
+
+
+def test_a_register_of_wgmma_that_changes_before_the_wait_is_a_fault() -> None:
+    _, _, faults = product_by_registers(BY_REGISTERS.replace("mov.b32 %r7, 0;", "add.s32 %r10, %r10, 1;"))
     assert any("overwritten before the wait" in fault.text for fault in faults.found)

@@ -56,6 +56,8 @@ def rounded(exact: Fraction, kind: str, how: Callable[[Fraction], int] = round) 
 
 def fused(a: float, b: float, c: float, kind: str) -> float:
     """a * b + c, rounded once."""
+    if math.isfinite(a) and math.isfinite(b) and not math.isfinite(c):
+        return c
     if not all(map(math.isfinite, (a, b, c))):
         with np.errstate(all="ignore"):
             return float(np.float64(a) * np.float64(b) + np.float64(c))
