@@ -49,6 +49,16 @@ def where(condition: Array, chosen: Array, other: Array) -> Array:
     return namespace(condition).where(condition, chosen, other)
 
 
+def zero_where(condition: Array, values: Array) -> Array:
+    """`values`, but 0 where the condition holds."""
+    return values.masked_fill(condition, 0) if isinstance(values, Tensor) else np.where(condition, 0, values)
+
+
+def not_finite(values: Array) -> Array:
+    """Infinite, or not a number."""
+    return values - values != 0 if isinstance(values, Tensor) else ~np.isfinite(values)
+
+
 def assign(target: Array, condition: Array, values: Array) -> None:
     """Write `values` to `target` where the condition holds, in place."""
     if isinstance(target, Tensor):

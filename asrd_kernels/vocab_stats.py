@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd_kernels.arrays import at_least, host_view, namespace, perhaps, put, where
+from asrd_kernels.arrays import any_in_row, at_least, host_view, namespace, not_finite, perhaps, put, zero_where
 from asrd_kernels.philox import gumbel
 from asrd_kernels.sampling import sampling_bound
 from asrd_kernels.state import VocabStats
@@ -62,7 +62,7 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
             noise.masked_fill_(logits < bound, -torch.inf)
         top1 = noise.argmax(dim=1, keepdim=True)
     below = logits.sub_(peak).clamp_(min=_FAR)
-    picked = 1.0 if top1 is summit else below.gather(1, top1).exp_()
+    picked = None if top1 is summit else below.gather(1, top1).exp_()  # that of the peak is 1
     weight = below.exp().scatter_(1, summit, 0.0)  # the peak's 1 would swallow the digits of a peaked row
     rest = weight.sum(1, keepdim=True)
     slope = weight.mul_(below).sum(1, keepdim=True)
@@ -71,12 +71,12 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
         few if isinstance(out.bad, Tensor) else host_view(few)
     )
     total = 1 + rest
-    confidence = picked / total
+    confidence = namespace(total).reciprocal(total) if picked is None else picked / total
     if unconfident is not None:
-        confidence = where((top1 == unconfident).any(1)[:, None], 0.0, confidence)
+        confidence = zero_where(any_in_row(top1 == unconfident)[:, None], confidence)
     found = (top1, confidence, at_least(log - slope / total, 0.0))
-    bad = ~namespace(peak).isfinite(peak)
+    bad = not_finite(peak)
     if perhaps(bad):
-        found = tuple(where(bad, 0, values) for values in found)
+        found = tuple(zero_where(bad, values) for values in found)
     for target, values in zip(out, (*found, bad), strict=True):
         put(target, row, position, values[:, 0])
