@@ -101,7 +101,7 @@ def _edit_some(embeds: Tensor, state: DecodeState, table: Tensor, rules: Rules) 
 def edited(clean: Array, weight: Array, pending: Array, center: Array, rules: Rules) -> Tensor:
     """Embeddings [..., D] with guidance by `weight` [...] and, where pending [...], with the probe; center [..., D]
     or what broadcasts to it. Without anchors it is 0, and so is the probe."""
-    less = add = weight  # u and w
+    less = add = weight  # u and w of the formula above
     if rules.probe in ("orthogonal", "parallel"):
         square = dot(clean, clean)
         rho = dot(clean, center) / where(square == 0, float("inf"), square)

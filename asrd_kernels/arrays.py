@@ -1,8 +1,9 @@
 """What numpy's arrays and PyTorch's tensors have in common, so that one text serves both.
 
 An operation on a few hundred numbers takes numpy a third of PyTorch's time. So on a CPU the operations on [B, G]
-tensors run on arrays that share the tensors' memory (`host_view`). They are written with operators, `x.sum(1)[:, None]`
-and `x[...] = y`, which mean the same to both; the few functions that differ are here.
+tensors, and on the few rows of embeddings that change, run on arrays that share the tensors' memory (`host_view`). They
+are written with operators and `x[...] = y`, which mean the same to both, and with the functions here. Sums and fused
+products are PyTorch's in any case, since numpy adds up in another order.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def dot(x: Array, y: Array) -> Array:
     return as_kind_of(x, as_tensor(x * y).sum(-1))
 
 
-def blend(x: Array, a: Array, y: Array, b: Array) -> Array:
+def blend(x: Array, a: Array, y: Array, b: Array) -> Tensor:
     """a x + b y for x, y [..., D] and a, b [...]; PyTorch's, to the last bit, which may fuse the second product."""
     return as_tensor(x * a[..., None]).addcmul_(as_tensor(b[..., None]), as_tensor(y))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd_kernels.arrays import Array, assign, columns, falses, namespace, put_along, where
+from asrd_kernels.arrays import Array, assign, at_most, columns, count_in_row, falses, lowest_in_row, put_along, where
 from asrd_kernels.commit import apply_step, ranks, with_best, write_report
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 
@@ -86,9 +86,9 @@ def factor_bounds(factor: float, length: int, device: torch.device) -> Tensor:
 def within_bounds(masks: Array, confidence: Array, bounds: Array) -> Array:
     """[B, G] bool: of the masks [B, G] those before the first that falls short of its bound, and all if only the last
     does."""
-    rank, total = ranks(confidence, masks, largest=True), masks.sum(1)[:, None]
-    short = masks & (confidence < bounds[rank.clip(max=len(bounds) - 1)])  # in float64
-    number = namespace(rank).amin(where(short, rank, total), 1)[:, None]
+    rank, total = ranks(confidence, masks, largest=True), count_in_row(masks)[:, None]
+    short = masks & (confidence < bounds[at_most(rank, len(bounds) - 1)])  # in float64
+    number = lowest_in_row(where(short, rank, total))[:, None]
     return masks & (rank < where(number == total - 1, total, number))
 
 
@@ -97,7 +97,7 @@ def _choose_checked(state: DecodeState, witnesses: Witnesses) -> None:
     pending, width = state.pending, witnesses.checked.shape[1]
     order = where(pending, witnesses.sureness, float("inf")).argsort(stable=True)[:, :width]
     number = columns(order, width)
-    witnesses.checked[...] = where(number < pending.sum(1)[:, None], order, state.length)
+    witnesses.checked[...] = where(number < count_in_row(pending)[:, None], order, state.length)
 
 
 def active_slots(state: DecodeState, rules: Rules, checked: Tensor | None = None) -> Tensor:

@@ -25,12 +25,7 @@ from asrd.engine.batch import Batch
 from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import vocab_stats_torch
-
-try:  # statistics are written to arrays, where this checkout can do so
-    from asrd_kernels.arrays import host_view
-except ImportError:
-    host_view = None  # type: ignore[assignment]
+from asrd_kernels import dispatch
 
 PARTS = ("embed", "forward", "gather", "head", "statistics", "commit")
 DECODERS = ("standard", "threshold", "asrd")
@@ -163,8 +158,7 @@ class Step:
         self.logits = self.adapter.head(self.rows)
 
     def _statistics(self) -> None:
-        out = host_view(self.buffers[0]) if host_view else self.buffers[0]
-        vocab_stats_torch(self.logits, *self.chosen[:2], self.request.readout, out=out)
+        dispatch.vocab_stats(self.logits, *self.chosen[:2], self.request.readout, self.buffers[0], self.decoder.impl)
 
     def _commit(self) -> None:
         self.decoder.commit(self.buffers[1])
