@@ -17,7 +17,15 @@ dispatch      the operations, and which implementation of each runs; *_triton ar
 """
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
-from asrd_kernels.commit import apply_step, commit_torch, finish_step, ranks, with_best, write_report
+from asrd_kernels.commit import (
+    apply_step,
+    commit_torch,
+    finish_step,
+    most_confident,
+    ranks,
+    with_best,
+    write_report,
+)
 from asrd_kernels.dispatch import Impl, resolve_impl
 from asrd_kernels.draft_commit import (
     Witnesses,
@@ -70,6 +78,7 @@ __all__ = [
     "joint_commit_torch",
     "leave_one_out_attention_torch",
     "leave_one_out_mask",
+    "most_confident",
     "new_active_slots",
     "new_joint",
     "new_slots",

@@ -94,10 +94,13 @@ def with_best(chosen: Array, active: Array, confidence: Array, quota: Array | No
     of all (the lowest of equals), if any is active; or with a quota [B] that many of them."""
     if quota is not None:
         return chosen | (active & (ranks(confidence, active, largest=True) < quota[:, None]))
-    if surely_in_each_row(chosen):
-        return chosen
+    return chosen if surely_in_each_row(chosen) else chosen | most_confident(active, confidence)
+
+
+def most_confident(active: Array, confidence: Array) -> Array:
+    """[B, N] bool: the most confident active position of each row, the lowest of equals; none if none is active."""
     best = where(active, confidence, -1.0).argmax(1)[:, None]
-    return chosen | (active & (columns(active, active.shape[1]) == best))  # if nothing is active, best is not
+    return active & (columns(active, active.shape[1]) == best)
 
 
 def ranks(score: Array, among: Array, largest: bool = False) -> Array:

@@ -13,8 +13,8 @@ from asrd.decoders.plain import PlainDecoder
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats, ranks, with_best
-from asrd_kernels.arrays import host_view, zeros_like
+from asrd_kernels import VocabStats, most_confident, ranks
+from asrd_kernels.arrays import host_view
 
 
 class StandardDecoder(PlainDecoder):
@@ -108,7 +108,7 @@ class StandardDecoder(PlainDecoder):
             score = self._score(stats, **asked)
             if self.impl == "numpy":
                 masks, score = host_view((masks, score))
-            return with_best(zeros_like(masks), masks, score)
+            return most_confident(masks, score)
         number = self._quota(masks) if self.alg is None else self._dream_number(masks)
         return masks & (ranks(self._score(stats, **asked), masks, largest=True) < number[:, None])
 
