@@ -85,8 +85,10 @@ def stats_case(
     )
 
 
-def _lazy_zeros(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory is allocated on first access, since most uses want a weight's shape only."""
+def _zeros(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Zeros; on a CPU their memory is allocated on first access, since most uses want a weight's shape only."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(rows, columns, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(rows * columns * dtype.itemsize, np.uint8)).view(dtype).view(rows, columns)
 
 
@@ -102,7 +104,7 @@ def head_case(
 ) -> Case:
     """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
     hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
-    weight = _lazy_zeros(vocab, dim, dtype).to(device)
+    weight = _zeros(vocab, dim, dtype, device)
     if weight.numel() < 2**20:
         weight.normal_(0, dim**-0.5, generator=torch.Generator(device).manual_seed(1))
     slot = torch.arange(rows, device=device)

@@ -37,6 +37,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+_NO_LAUNCH = ("empty", "new_empty")  # and their variants: allocations
 _AMD_BITS = {"byte": 8, "short": 16, "dword": 32}
 
 
@@ -64,6 +65,12 @@ class Figures:
     shared: int  # bytes a program
     loads: dict[int, int]  # bits of a global load (into registers or shared memory) -> number of such instructions
     stores: dict[int, int]
+
+
+def is_launch(operation: Any) -> bool:
+    """Does an operation of PyTorch (an OpOverload) compute or move something? Views and allocations do not."""
+    name = operation.overloadpacket.__name__
+    return operation.namespace == "aten" and not operation.is_view and not name.startswith(_NO_LAUNCH)
 
 
 @contextmanager

@@ -26,10 +26,9 @@ from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import dispatch, new_stats
-from benchmarks.kernels.code import Caught, recorded
+from benchmarks.kernels.code import Caught, is_launch, recorded
 
 PARTS = ("embed", "model", "slots", "row gather", "LM head", "statistics", "commit", "report")
-_FREE = ("empty", "new_empty", "detach", "lift_fresh", "alias")  # no kernel behind these
 _WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 
 
@@ -50,7 +49,7 @@ class Tally(TorchDispatchMode):
         picked = args[1] if name in ("index", "index_put", "index_put_") else ()
         if name.startswith(_WAITS) or any(isinstance(i, Tensor) and i.dtype == torch.bool for i in picked):
             self.reads[self.part] += 1
-        if func.namespace == "aten" and not func.is_view and not name.startswith(_FREE):
+        if is_launch(func):
             self.launches[self.part] += 1
         return func(*args, **(kwargs or {}))
 

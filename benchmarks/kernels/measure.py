@@ -21,7 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.kernels.code import Caught, compile_for, ptx_for, recorded
+from benchmarks.kernels.code import Caught, compile_for, is_launch, ptx_for, recorded
 from benchmarks.kernels.gpus import GPUS, Gpu, bytes_bound, issue_bound
 from benchmarks.kernels.ptx.counts import Traffic
 from benchmarks.kernels.ptx.launch import Launched, executed
@@ -191,8 +191,7 @@ class Allocations(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self._note(made)
-        name = func.overloadpacket.__name__
-        if func.namespace == "aten" and not func.is_view and not name.startswith(("empty", "new_empty", "detach")):
+        if is_launch(func):
             self.operations += 1
             self.moved += sum(_size(tensor) for tensor in (*given, *made))
         return result

@@ -15,7 +15,7 @@ from benchmarks.kernels.ptx.parse import Address, Immediate, Instruction, Operan
 from benchmarks.kernels.ptx.unit import RAW, TYPES, WARP, Array, Copy, Mask, Reader, Step, Unit, reader, writer
 
 _CACHE_HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "relaxed", "weak", "nc", "L1::evict_last", "L1::no_allocate"}
-_NARROWEST = 16  # bytes, of a space that is not accessed
+_WIDEST = 16  # bytes of an access
 
 
 def address_reader(operand: Operand) -> Reader:
@@ -204,7 +204,7 @@ def _land(unit: Unit, mask: Mask, pending: int) -> None:
 
 def granules(steps: list[Instruction]) -> dict[str, int]:
     """The narrowest access of a kernel to global and to shared memory, in bytes."""
-    found = {"global": _NARROWEST, "shared": _NARROWEST}
+    found = {"global": _WIDEST, "shared": _WIDEST}
     for step in steps:
         for space, size in narrowest(step).items():
             found[space] = min(found[space], size)

@@ -35,7 +35,6 @@ class Counts:
     instructions: Counter[str] = field(default_factory=Counter)  # by the opcode's first part
     barriers: int = 0  # executed by a block
     divergent: int = 0  # branches at which threads of a warp part
-    idle: int = 0  # threads that stood still while others of their warp executed a basic block
     traffic: dict[str, Traffic] = field(default_factory=dict)  # "global load", "shared store", ...
 
     @property

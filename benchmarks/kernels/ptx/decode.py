@@ -18,7 +18,7 @@ ACCESSES: dict[str, Callable[[Instruction, int], Step]] = {
     "ld": access.load, "st": access.store, "cp": access.asynchronous_copy, "ldmatrix": matrix.matrix_access,
     "stmatrix": matrix.matrix_access, "wgmma": wgmma.decode,
 }  # fmt: skip
-_NOTHING = ("fence",)  # orders what is ordered here anyway
+_NOTHING = ("fence",)  # orders what is ordered here anyway; a missing one is not noticed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _block(kernel: Kernel, number: int, block: Block, first: int, *, keep_barrie
         branch, taken, negated = _target(kernel, end), reader(end.guard.register, TYPES["pred"]), end.guard.negated
     elif end.name in ("ret", "exit"):
         following = LEFT
-    elif end.opcode in ("bar.sync", "barrier.sync") and _all_threads(end):
+    elif end.is_barrier and _all_threads(end):
         barrier = end if keep_barrier else None
     else:
         raise Unsupported(end.text)

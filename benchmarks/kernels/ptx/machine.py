@@ -105,7 +105,7 @@ class _Group:
         for step in code.steps:
             step(unit, mask)
         if self.launch.counts is not None:
-            self._count(unit, here, code)
+            self._count(here, code)
         self._leave(unit, code, here)
         return True
 
@@ -153,11 +153,8 @@ class _Group:
             text = "some threads have returned" if high[number] == LEFT else "others wait at another barrier"
             self.launch.faults.add("barrier", barrier, f"block {int(self.blocks[number])}: {text}")
 
-    def _count(self, unit: Unit, here: NDArray[np.bool_], code: Code) -> None:
+    def _count(self, here: NDArray[np.bool_], code: Code) -> None:
         assert self.launch.counts is not None
-        warps = here.reshape(-1, WARP).any(1)
-        times = int(warps.sum())
+        times = int(here.reshape(-1, WARP).any(1).sum())
         for name, number in code.instructions.items():
             self.launch.counts.instructions[name] += number * times
-        alive = (unit.pc != LEFT).reshape(-1, WARP)[warps]
-        self.launch.counts.idle += int(alive.sum()) - int(here.sum())

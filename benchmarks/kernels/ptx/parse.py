@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-BITS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64, "b128": 128}
+BITS = {"pred": 1, "b16": 16, "b32": 32, "b64": 64}  # of registers
 
 
 class Unsupported(Exception):
@@ -95,8 +95,13 @@ class Instruction:
 
     @property
     def ends_block(self) -> bool:
-        """Is it a branch, a return or a barrier of the block?"""
+        """Is it a branch, a return or a barrier of the block (known or not)?"""
         return self.name in ("bra", "ret", "exit", "bar", "barrier") and self.opcode != "bar.warp.sync"
+
+    @property
+    def is_barrier(self) -> bool:
+        """Is it one of the two ways to write a barrier of the block?"""
+        return self.opcode in ("bar.sync", "barrier.sync")
 
 
 @dataclass
@@ -120,9 +125,9 @@ class Kernel:
 
     @property
     def barriers(self) -> list[tuple[int, str]]:
-        """(block, source line) of each `bar.sync`, in the order of the text."""
+        """(block, source line) of each barrier of the block, in the order of the text."""
         ends = ((number, block.instructions[-1]) for number, block in enumerate(self.blocks) if block.instructions)
-        return [(number, last.line) for number, last in ends if last.opcode == "bar.sync"]
+        return [(number, last.line) for number, last in ends if last.is_barrier]
 
 
 _ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
@@ -214,7 +219,9 @@ class _Body:
             self._instruction(text, *found.groups())
 
     def _declare(self, kind: str, names: str) -> None:
-        bits = BITS["pred" if kind == "pred" else f"b{kind[1:]}"]  # how the bits are read is up to the instruction
+        bits = BITS.get("pred" if kind == "pred" else f"b{kind[1:]}")  # how they are read is up to the instruction
+        if bits is None:
+            raise Unsupported(f"registers of type {kind}")
         for name in (part.strip() for part in names.split(",")):
             family = _FAMILY.match(name)
             members = [f"{family[1]}{i}" for i in range(int(family[2]))] if family else [name]

@@ -54,10 +54,14 @@ class Clash:
 
 
 class Races:
-    """Last write and last read of each place. `between_blocks`: may blocks meet here (global memory)?"""
+    """Last write and last read of each place. `between_blocks`: may blocks meet here (global memory)?
+
+    Warps may write the same value (Triton does so where they hold it replicated) and each read it back: a read is held
+    against the last write, a write against all writes of the epoch."""
 
     def __init__(self, places: int, *, between_blocks: bool) -> None:
         self.writer, self.reader = np.zeros(places, np.int64), np.zeros(places, np.int64)
+        self.writers = np.zeros(places, np.int64)  # as `writer`, but says so if several warps wrote in this epoch
         self.written_by, self.read_by = np.zeros(places, np.int32), np.zeros(places, np.int32)  # instructions
         self.reading_block = np.zeros(places, np.int32) if between_blocks else None  # from 1
 
@@ -65,10 +69,7 @@ class Races:
         """Note reads by instruction number `step`; where they meet a write, or None if nowhere."""
         last = self.writer[place]
         clash = _unordered(last, stamp) if last.any() else None
-        before = self.reader[place]
-        several = (before != stamp) & ((before ^ stamp) >> _WARP_BITS == 0)
-        mine = np.where(several, stamp | _SEVERAL, stamp)
-        self._put(self.reader, place, mine, stamp | _SEVERAL)
+        self._join(self.reader, place, stamp)
         self.read_by[place] = step
         if self.reading_block is not None:
             block = np.broadcast_to(block_of(stamp) + 1, place.shape).astype(np.int32)
@@ -76,6 +77,12 @@ class Races:
             alone = (before_block == 0) | (before_block == block)
             self._put(self.reading_block, place, np.where(alone, block, _SEVERAL_BLOCKS), _SEVERAL_BLOCKS)
         return clash if clash is not None and clash.any() else None
+
+    def _join(self, table: I64, place: I64, stamp: I64) -> None:
+        """table[place] = stamp, marked where another warp of the block has been in this epoch."""
+        before = table[place]
+        several = (before != stamp) & ((before ^ stamp) >> _WARP_BITS == 0)
+        self._put(table, place, np.where(several, stamp | _SEVERAL, stamp), stamp | _SEVERAL)
 
     @staticmethod
     def _put(table: NDArray, place: I64, value: NDArray, contested: NDArray | int) -> None:
@@ -89,6 +96,7 @@ class Races:
         """Note writes by instruction number `step`; what they meet."""
         clash = self.look(place, stamp)
         self.writer[place] = stamp
+        self._join(self.writers, place, stamp)
         self.written_by[place] = step
         beside = _unordered(self.writer[place], stamp)
         foreign = beside & (block_of(self.writer[place] ^ stamp) != 0)
@@ -96,7 +104,7 @@ class Races:
 
     def look(self, place: I64, stamp: I64) -> Clash:
         """What writes would meet, without noting them."""
-        last, reader = self.writer[place], self.reader[place]
+        last, reader = self.writers[place], self.reader[place]
         met = _unordered(last, stamp)
         foreign = met & (block_of(last ^ stamp) != 0)
         reads = _unordered(reader, stamp) & (block_of(reader ^ stamp) == 0)

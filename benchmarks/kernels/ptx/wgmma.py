@@ -4,6 +4,8 @@ Hardware reads the operands at some moment between the instruction and the wait 
 both ends: results are those of the later moment, and operands that changed in between are a fault. Operand b lies in
 shared memory, a there or in registers. Of the layouts in shared memory, those that Triton uses for 128 bytes at a time,
 swizzled: by rows of k, b also by its columns.
+
+wgmma.fence and fence.proxy do nothing here: a missing fence would not be noticed.
 """
 
 from __future__ import annotations

@@ -38,8 +38,11 @@ class Planted:
 
 HALF_WARP = "setp.lt.u32 %p1, %r0, 16; @%p1 bra $OUT; {0} $OUT:"
 WHOLE_WARP = "setp.lt.u32 %p1, %r0, 32; @%p1 bra $OUT; {0} $OUT:"
+FIVE = "mov.b32 %r7, 5; st.shared.b32 [%r2], %r7;"  # by every thread
+SECOND_WARP = "setp.eq.u32 %p1, %r0, 32;"  # its first thread
 TWO_BLOCKS = {"blocks": 2}
 OWN = "mov.u32 %r5, %ctaid.x; mad.lo.s32 %r5, %r5, 64, %r0; mad.wide.u32 %rd10, %r5, 4, %rd0;"
+READ = "ld.global.b32 %r1, [%rd0];"
 COPY = """mad.wide.u32 %rd10, %r0, 4, %rd0; shl.b32 %r1, %r0, 2; mov.b32 %r2, global_smem; add.s32 %r1, %r1, %r2;
     xor.b32 %r3, %r0, 32; shl.b32 %r3, %r3, 2; add.s32 %r3, %r3, %r2;
     st.shared.b32 [%r1], %r0; bar.sync 0; ld.shared.b32 %r6, [%r3]; bar.sync 0;
@@ -86,6 +89,13 @@ PLANTED = {
     "two warps store different values": Planted(
         "race", f"{MINE} st.shared.b32 [%r1], %r0;", MINE, MINE + " and.b32 %r1, %r1, -129;", "written by another warp"
     ),
+    "the same value as another warp's, then a different one": Planted(
+        "race",
+        f"{MINE} {FIVE} bar.sync 0; {SECOND_WARP} @%p1 st.shared.b32 [%r2], %r0;",
+        "bar.sync 0;",
+        "",
+        "written by another warp with no barrier",
+    ),
     "no barrier, in global memory": Planted(
         "race",
         f"{AT} st.global.b32 [%rd10], %r0; bar.sync 0; ld.global.b32 %r1, [%rd0];",
@@ -93,6 +103,16 @@ PLANTED = {
         "",
         "byte",
     ),
+    **{
+        f"two warps read, then warp {warp} writes": Planted(
+            "race",
+            f"{MINE} {FIVE} bar.sync 0; setp.eq.u32 %p1, %r0, {32 * warp};"
+            " ld.shared.b32 %r4, [%r2]; bar.sync 0; @%p1 st.shared.b32 [%r2], %r0;",
+            "bar.sync 0; @%p1",
+            "@%p1",
+        )
+        for warp in (0, 1)
+    },
     "lanes of a warp store different values": Planted(
         "race",
         f"{MINE} and.b32 %r4, %r1, -4; st.shared.b32 [%r4], %r0;",
@@ -111,6 +131,17 @@ PLANTED = {
         "",
         TWO_BLOCKS,
     ),
+    **{
+        f"two blocks read {how}, then the second writes": Planted(
+            "programs",
+            f"{OWN} setp.eq.u32 %p1, %r5, 64; {reads} @%p1 st.global.b32 [%rd10], %r0;",
+            "[%rd10]",
+            "[%rd0]",
+            "accessed by another block",
+            {"threads": 32} | TWO_BLOCKS,
+        )
+        for how, reads in {"at once": READ, "in turn": f"@!%p1 {READ} @%p1 {READ}"}.items()
+    },
     "half a warp at a barrier": Planted(
         "barrier", WHOLE_WARP.format("") + " bar.sync 0;", WHOLE_WARP.format(""), HALF_WARP.format("bar.sync 0;")
     ),

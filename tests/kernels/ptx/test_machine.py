@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.kernels.ptx.decode import program
 from benchmarks.kernels.ptx.parse import Unsupported, parse
 from benchmarks.kernels.ptx.unit import ORDERS
 from tests.kernels.ptx.assemble import execute, module
@@ -117,6 +118,14 @@ def test_text_is_cut_into_basic_blocks_and_debug_labels_are_no_targets() -> None
     assert [len(block.instructions) for block in kernel.blocks] == [4, 2, 1, 0]
     assert kernel.labels == {"$A": 1}
     assert len(kernel.barriers) == 1
+
+
+@pytest.mark.parametrize("barrier", ["bar.sync 0;", "barrier.sync 0;"])
+def test_every_barrier_that_is_executed_is_listed_and_can_be_left_out(barrier: str) -> None:
+    text = module(f"mov.b32 %r1, 0; {barrier} add.s32 %r1, %r1, 1;", 1)
+    whole, mutant = program(text), program(text, without_barrier=0)
+    assert len(whole.kernel.barriers) == 1
+    assert [sum(code.barrier is not None for code in one.code) for one in (whole, mutant)] == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -269,12 +269,15 @@ WGMMA = """
 
 
 @pytest.mark.parametrize("order", ["lockstep", "forward", "random"])
-def test_wgmma_is_the_product_of_matrices_in_shared_memory(order: str) -> None:
+@pytest.mark.parametrize(("predicate", "before"), [("-1", 1), ("0", 0)], ids=["added to", "replaced"])
+def test_wgmma_is_the_product_of_matrices_in_shared_memory(predicate: str, before: int, order: str) -> None:
+    """The sums are 1 before it."""
     draw = np.random.default_rng(6)
     a, b = (draw.integers(-8, 8, (rows, 16)).astype(np.float16) / 4 for rows in (64, 8))
     given, out = np.concatenate([swizzled(a), swizzled(b)]), np.zeros((128, 4), np.float32)
-    assert execute(WGMMA, given, out, threads=128, shared=9216, order=order).faults.found == []
-    wanted = a.astype(np.float32) @ b.astype(np.float32).T + 1
+    body = WGMMA.replace("mov.pred %p2, -1;", f"mov.pred %p2, {predicate};")
+    assert execute(body, given, out, threads=128, shared=9216, order=order).faults.found == []
+    wanted = a.astype(np.float32) @ b.astype(np.float32).T + before
     for thread in range(128):
         for i in range(4):
             row = thread // 32 * 16 + thread % 32 // 4 + 8 * (i // 2)
@@ -286,6 +289,23 @@ def test_an_operand_of_wgmma_that_changes_before_the_wait_is_a_fault() -> None:
     late = WGMMA.replace("mov.b32 %r7, 0;", "bar.sync 0; st.shared.b32 [%r5], %r20; bar.sync 0;")
     faults = execute(late, given, out, threads=128, shared=9216).faults
     assert any("overwritten before the wait" in fault.text for fault in faults.found)
+
+
+@pytest.mark.parametrize("order", ["lockstep", "forward", "random"])
+@pytest.mark.parametrize(("overwritten", "pending"), [(8192, False), (0, True)], ids=["first group", "second group"])
+def test_a_wait_leaves_the_latest_groups_of_wgmma_pending(overwritten: int, pending: bool, order: str) -> None:
+    """Only the first product reads the bytes from 8192 on; the second is a by its own first rows."""
+    given, out = np.zeros(9216, np.uint8), np.zeros((128, 4), np.float32)
+    two = """
+        mov.b32 %r24, 0; mov.b32 %r25, 0; mov.b32 %r26, 0; mov.b32 %r27, 0;
+        wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r24,%r25,%r26,%r27}, %rd11, %rd11, %p2, 1, 1, 0, 0;
+        wgmma.commit_group.sync.aligned;
+        wgmma.wait_group.sync.aligned 1;
+    """
+    late = WGMMA.replace("mov.b32 %r7, 0;", f"{two} bar.sync 0; st.shared.b32 [%r5 + {overwritten}], %r2; bar.sync 0;")
+    faults = execute(late, given, out, threads=128, shared=9216, order=order).faults
+    assert any("overwritten before the wait" in fault.text for fault in faults.found) == pending
+    assert pending or faults.found == []
 
 
 COLUMNS = 72  # of b: 64 of them lie side by side, the other 8 in a group of their own
