@@ -1,9 +1,13 @@
 """Races: two accesses to one place, at least one a write, by two warps of a block with no barrier in between, or by two
 blocks at all.
 
-Exact whatever the order in which the warps were executed. Every access carries a stamp of block, epoch (barriers passed
-so far) and warp; per place the last write and the last read are kept. Two stamps of one block and one epoch but of two
-warps are not ordered by a barrier. The accesses of one warp are taken as ordered. A place is one granule of memory.
+Every access carries a stamp of block, epoch (barriers passed so far) and warp; per place the last write and the last
+read are kept. Two stamps of one block and one epoch but of two warps are not ordered by a barrier. The accesses of one
+warp are taken as ordered. A place is one granule of memory.
+
+Exact whatever the order in which the warps were executed, unless two warps store the same value to one place with no
+barrier in between, which is harmless by itself. Two faults beside it are found in some orders only: one of them stored
+another value before, or reads the place after its store.
 """
 
 from __future__ import annotations
