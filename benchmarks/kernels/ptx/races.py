@@ -5,9 +5,9 @@ Every access carries a stamp of block, epoch (barriers passed so far) and warp; 
 read are kept. Two stamps of one block and one epoch but of two warps are not ordered by a barrier. The accesses of one
 warp are taken as ordered. A place is one granule of memory.
 
-Exact whatever the order in which the warps were executed, unless two warps store the same value to one place with no
-barrier in between, which is harmless by itself. Two faults beside it are found in some orders only: one of them stored
-another value before, or reads the place after its store.
+Exact whatever the order in which the warps were executed, but for one harmless thing: two warps store the same value
+to one place with no barrier in between. That is noted, not reported. If one of them stored another value before, or
+reads the place after its store, the result is still the same in every order; it is reported in some of them.
 """
 
 from __future__ import annotations
