@@ -1,6 +1,5 @@
 """The operations of a decoding step, on tensors only.
 
-arrays        what tensors and numpy's arrays have in common: on a CPU the small operations run on the latter
 state         DecodeState, Rules, VocabStats, Slots: what the operations share
 anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy
@@ -23,7 +22,6 @@ from asrd_kernels.commit import (
     finish_step,
     most_confident,
     ranks,
-    with_best,
     write_report,
 )
 from asrd_kernels.dispatch import Impl, resolve_impl
@@ -89,6 +87,5 @@ __all__ = [
     "vocab_stats_torch",
     "wanted",
     "wanted_slots",
-    "with_best",
     "write_report",
 ]

@@ -1,199 +1,164 @@
-"""`commit`: everything that happens to the state after a forward pass, steps 3 to 10 of SEMANTICS.md.
+"""`commit`: lines 10 to 15 of Algorithm 1, everything that happens to the state after a forward pass.
 
-Verify, draft, revoke within the budget, extend the histories, promote anchors, record entropies, end the text, find the
-next active block, and write what the host is to learn. Rows never influence each other; a done row does not change.
+Symbols as in the paper: x tokens, s step, M masks (those of the active block), P pending, R revoked, T drafts above
+the threshold, A new anchors. What the paper leaves open (block, progress rule, budget, end of text) is numbered as in
+docs/semantics.md. Rows never influence each other; a done row does not change. The kernel is `commit_triton`.
 
-With a fixed number of slots per row, `slots` are updated to those of the coming step.
+`apply_step` is the same for decoders without anchors: tokens are drafted, revoked or edited, then `finish_step`.
 """
 
 from __future__ import annotations
 
-from asrd_kernels.arrays import (
-    Array,
-    any_in_row,
-    assign,
-    columns,
-    count_in_row,
-    namespace,
-    perhaps,
-    put_along,
-    surely_in_each_row,
-    take_along,
-    where,
-    zeros_like,
-)
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats, fill_slots
+import torch
+from torch import Tensor
+
+from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats
 
 
-def commit_torch(
-    state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, quota: Array | None = None
-) -> None:
-    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise the slots, if given.
+def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, quota: Tensor | None = None) -> None:
+    """Apply the statistics [B, G] of the wanted positions to the state, in place.
 
-    quota [B] int64: how many masks are drafted at least, where there are so many; None: one. State, statistics and
-    quota may also be those of `host_view`, then without slots.
+    quota [B] int64: how many masks are drafted at least, where there are so many; None: one.
     """
-    budget, tokens, guided = state.budget[:, None], state.generated, state.guided
+    x, guided, P = state.generated, state.guided, state.pending
     top1, confidence, entropy, _ = stats
-    step = state.step[:, None]
-    step += ~state.done[:, None]
-    active = guided
-    if rules.scope == "sequence":
-        active = guided & (state.block_of == state.active[:, None])
+    state.step.add_(~state.done)
+    s, budget = state.step[:, None], state.budget[:, None]
+    M = guided & (state.block_of == state.active[:, None])
 
-    # 3. Verify
-    failed = state.pending & (top1 != tokens)
-    # 4. Draft
-    confident = active & (confidence > rules.threshold)
-    drafted = with_best(confident, active, confidence, quota)
-    # 5. Revoke what the budget can pay for
-    masked = (tokens == rules.mask_id) & ~drafted
-    revoked = failed
-    if perhaps(failed):
-        revoked = failed & (failed.cumsum(1) <= budget - step - count_in_row(masked)[:, None])
-    assign(tokens, drafted, top1)
-    assign(tokens, revoked, rules.mask_id)
-    # 6. History
-    assign(state.run, guided, state.run * (top1 == state.last) + 1)
-    assign(state.last, guided, top1)
+    # line 10, 3. Verify: a pending token whose prediction has changed has failed
+    failed = P & (top1 != x)
+    # line 11, 4. Draft: T, and so that there is progress the most confident mask (or as many as the quota says)
+    T = M & (confidence > rules.threshold)
+    drafted = T | most_confident(M, confidence, quota)
+    # line 10, 5. Revoke: each mask needs one of the passes left, so only the first failed ones may become masks again
+    masks_left = ((x == rules.mask_id) & ~drafted).sum(1, keepdim=True)
+    R = failed & (failed.cumsum(1) <= budget - s - masks_left)
+    x.copy_(torch.where(drafted, top1, x).masked_fill(R, rules.mask_id))
+    # lines 12 and 13, 6. and 7. Histories, then anchors
+    extend_histories(state, top1, guided)
     if rules.revoked_history == "reset":
-        assign(state.run, revoked, 0)
-        assign(state.last, revoked, -1)
-    # 7. Anchors
-    candidates = confident if rules.anchor_eos else confident & ~_is_any(tokens, rules.eos_ids)
-    anchors = candidates & (state.run >= rules.window)
-    if perhaps(seeding := step < rules.window):
-        lowest = where(candidates, entropy, float("inf")).argmin(1)[:, None]
-        anchors = where(seeding, candidates & (state.positions == lowest), anchors)
-    # 8. Cache and pending
-    if rules.capacity > 0 and perhaps(anchors):
-        _append(state, anchors, rules.capacity)
-    trusted = state.trusted
-    trusted |= anchors
-    for count, events in zip(state.counts[:3], (drafted, revoked, anchors), strict=True):
-        count += count_in_row(events)
-    pending = confident ^ anchors if rules.verify else zeros_like(confident)  # anchors are among the confident
-    pending &= step < budget  # 10. at the end of the budget what is pending becomes final
-    # 9. Entropies for the next step
-    state.entropy[...] = where(guided, entropy, NO_ENTROPY)
-    live = finish_step(state, masked | revoked, pending, rules)
-    if perhaps(~live):
-        assign(state.entropy, ~live, NO_ENTROPY)
-    write_report(state, stats)
-    if slots is not None:
-        fill_slots(slots, state, rules)
+        state.run.masked_fill_(R, 0)
+        state.last.masked_fill_(R, -1)
+    A = promote(state, T, entropy, rules)
+    # line 14, 8. P <- T \ A; 10. at the end of the budget what is pending becomes final
+    P = T & ~A & (s < budget) if rules.verify else torch.zeros_like(T)
+    # line 15, 9. Entropies for the next step, which normalises them
+    state.entropy.copy_(torch.where(guided, entropy, NO_ENTROPY))
+
+    state.drafted.add_(drafted.sum(1))
+    state.revoked.add_(R.sum(1))
+    finish_step(state, P, rules)
+    state.entropy.masked_fill_(state.done[:, None], NO_ENTROPY)
 
 
-def write_report(state: DecodeState, stats: VocabStats) -> None:
-    """What the host is to learn of a step, to `state.report`, after its commit."""
-    state.report[...] = 4 * state.step + 2 * any_in_row(stats.bad) + state.done
+def extend_histories(state: DecodeState, top1: Tensor, seen: Tensor) -> None:
+    """Line 12: append the predictions at the seen positions [B, G] to their histories, kept as last value and run."""
+    run = torch.where(top1 == state.last, state.run, 0) + 1
+    state.run.copy_(torch.where(seen, run, state.run))
+    state.last.copy_(torch.where(seen, top1, state.last))
 
 
-def with_best(chosen: Array, active: Array, confidence: Array, quota: Array | None = None) -> Array:
-    """`chosen`, which are the most confident active positions, and, so that there is progress, the one most confident
-    of all (the lowest of equals), if any is active; or with a quota [B] that many of them."""
-    if quota is not None:
-        return chosen | (active & (ranks(confidence, active, largest=True) < quota[:, None]))
-    return chosen if surely_in_each_row(chosen) else chosen | most_confident(active, confidence)
-
-
-def most_confident(active: Array, confidence: Array) -> Array:
-    """[B, N] bool: the most confident active position of each row, the lowest of equals; none if none is active."""
-    best = where(active, confidence, -1.0).argmax(1)[:, None]
-    return active & (columns(active, active.shape[1]) == best)
-
-
-def ranks(score: Array, among: Array, largest: bool = False) -> Array:
-    """[B, N] int64: 0 for the smallest (or largest) score among [B, N], 1 for the next; of equals the lower position
-    first. What is not among comes after all that is."""
-    order = where(among, -score if largest else score, float("inf")).argsort(stable=True)
-    inside = take_along(among, order)
-    rank = zeros_like(order)
-    put_along(rank, order, where(inside, inside.cumsum(1) - 1, score.shape[1]))
-    return rank
+def promote(state: DecodeState, T: Tensor, entropy: Tensor, rules: Rules) -> Tensor:
+    """[B, G] bool A, the members of T that become anchors, which enter the cache."""
+    candidates = T if rules.anchor_eos else T & ~is_any(state.generated, rules.eos_ids)
+    consistent = candidates & (state.run >= rules.window)  # line 12: the same top-1 for k steps
+    lowest = torch.where(candidates, entropy, torch.inf).argmin(1, keepdim=True)
+    seed = candidates & (state.positions == lowest)  # line 13: while s < k, the one of lowest entropy
+    A = torch.where(state.step[:, None] < rules.window, seed, consistent)
+    # line 14: I <- FIFO_m(I u A), in ascending position; promotion n is in column n mod m of the ring
+    number = state.anchors[:, None] + A.cumsum(1) - 1
+    state.anchors.add_(A.sum(1))
+    state.trusted.logical_or_(A)
+    if (m := rules.capacity) > 0:
+        kept = A & (number >= state.anchors[:, None] - m)
+        column = torch.where(kept, number % m, m)  # column m: waste
+        state.ring.scatter_(1, column, state.positions.expand_as(column))
+    return A
 
 
 def apply_step(
     state: DecodeState,
     rules: Rules,
-    top1: Array,
-    drafted: Array,
-    revoked: Array | None = None,
-    provisional: Array | None = None,
-    edited: Array | None = None,
+    top1: Tensor,
+    drafted: Tensor,
+    revoked: Tensor | None = None,
+    provisional: Tensor | None = None,
+    edited: Tensor | None = None,
 ) -> None:
-    """End a step: commit `top1` where `drafted`, mask again where `revoked`, end the rows that are complete.
+    """End a step: commit `top1` where `drafted`, replace a token by it where `edited`, mask again where `revoked`.
 
-    A position that is both is committed and revoked. provisional: tokens that may still be revoked or edited. They are
-    streamed as drafts and no text ends with them; a row without masks is done nevertheless. edited: tokens that `top1`
-    replaces in place. Everything is [B, G]; done rows do not change.
+    A position that is both drafted and revoked is committed and revoked. provisional: tokens that may still be revoked
+    or edited. They are streamed as drafts and no text ends with them; a row without masks is done nevertheless.
+    Everything is [B, G]; done rows do not change.
     """
-    tokens, step, (commits, revocations, _, edits) = state.generated, state.step, state.counts
-    live = ~state.done[:, None]
-    step += live[:, 0]
-    written = drafted = drafted & live
-    commits += count_in_row(drafted)
-    if edited is not None:
-        edited = edited & live
-        written = drafted | edited
-        edits += count_in_row(edited)
-    assign(tokens, written, top1)
-    if revoked is not None:
-        revoked = revoked & live
-        revocations += count_in_row(revoked)
-        assign(tokens, revoked, rules.mask_id)
-    masked = tokens == rules.mask_id
-    pending = zeros_like(masked)
+    x, live, nothing = state.generated, ~state.done[:, None], torch.zeros_like(drafted)
+    drafted = drafted & live
+    revoked = nothing if revoked is None else revoked & live
+    edited = nothing if edited is None else edited & live
+    state.step.add_(live[:, 0])
+    state.drafted.add_(drafted.sum(1))
+    state.revoked.add_(revoked.sum(1))
+    state.edited.add_(edited.sum(1))
+    x.copy_(torch.where(drafted | edited, top1, x).masked_fill(revoked, rules.mask_id))
+    masks = x == rules.mask_id
+    pending = nothing
     if provisional is not None:
-        pending = provisional & state.inside & ~masked & any_in_row(masked)[:, None]
-    finish_step(state, masked, pending, rules)
+        pending = provisional & state.inside & ~masks & masks.any(1, keepdim=True)
+    finish_step(state, pending, rules)
 
 
-def finish_step(state: DecodeState, masked: Array, pending: Array, rules: Rules) -> Array:
-    """The last part of every decoder's commit: end of text, done rows, next active block and guided masks.
+def finish_step(state: DecodeState, pending: Tensor, rules: Rules) -> None:
+    """The end of every decoder's step, 10.: end of text, done rows, next active block. pending [B, G]: what is now."""
+    x = state.generated
+    still_open = (x == rules.mask_id) | pending
+    done = ~still_open.any(1)
+    if rules.early_stop and rules.eos_ids:
+        # a text ends with an EOS of its own that has nothing open before it and nothing given after it
+        given_after = state.fixed.flip(1).cummax(1).values.flip(1)
+        ends = is_any(x, rules.eos_ids) & (still_open.cumsum(1) == 0) & ~given_after
+        x.masked_fill_(ends.cumsum(1) > ends, rules.pad_id)
+        done |= ends.any(1)
+    state.done.copy_(done)
+    state.pending.copy_(pending & ~done[:, None])
+    # the leftmost block with a mask (in block diffusion, or a pending token) becomes active
+    masks = (x == rules.mask_id) & ~done[:, None]
+    still_open = masks | state.pending if rules.one_block else masks
+    block = (still_open.long().argmax(1) + state.offsets) // rules.block_length
+    state.active.copy_(torch.where(still_open.any(1), block, state.active))
+    in_active_block = state.block_of == state.active[:, None]
+    state.guided.copy_(masks if rules.scope == "sequence" else masks & in_active_block)
 
-    masked and pending [B, G] bool say what is open on the canvas now. Returns [B, 1] bool: the rows that go on.
-    """
-    tokens = state.generated
-    still_open = masked | pending
-    live = any_in_row(still_open)[:, None]
-    if rules.early_stop and rules.eos_ids and perhaps(ends := _is_any(tokens, rules.eos_ids)):
-        ends = ends & (still_open.cumsum(1) == 0)
-        if rules.given:  # a text ends with a token of its own that has no given one behind it
-            so_far = state.fixed.cumsum(1)
-            ends &= ~state.fixed & (so_far == so_far[:, -1:])
-        past_end = ends.cumsum(1)
-        assign(tokens, past_end > ends, rules.pad_id)
-        live &= past_end[:, -1:] == 0
-        masked = masked & live
-    state.pending[...] = pending & live
-    state.done[...] = ~live[:, 0]
-    _aim(state, masked, rules)
-    return live
+
+def write_report(state: DecodeState, stats: VocabStats) -> None:
+    """What the host is to learn of a step, to `state.report`, after its commit."""
+    state.report.copy_(4 * state.step + 2 * stats.bad.any(1) + state.done)
 
 
-def _is_any(tokens: Array, ids: tuple[int, ...]) -> Array:
-    found = tokens == (ids[0] if ids else -1)
-    for token in ids[1:]:
+# --- what decoders choose by ---
+
+
+def most_confident(among: Tensor, confidence: Tensor, number: Tensor | None = None) -> Tensor:
+    """[B, N] bool: the most confident position among [B, N] of each row, or the `number` [B] most confident; of equals
+    the lowest, and none where none is among them."""
+    if number is not None:
+        return among & (ranks(confidence, among, largest=True) < number[:, None])
+    best = torch.where(among, confidence, -torch.inf).argmax(1, keepdim=True)
+    return among & (torch.arange(among.shape[1], device=among.device) == best)
+
+
+def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:
+    """[B, N] int64: 0 for the smallest (or largest) score among [B, N], 1 for the next; of equals the lower position
+    first. What is not among them has rank N."""
+    order = torch.where(among, -score if largest else score, torch.inf).argsort(dim=1, stable=True)
+    inside = among.gather(1, order)
+    rank = torch.where(inside, inside.cumsum(1) - 1, score.shape[1])
+    return torch.empty_like(order).scatter_(1, order, rank)
+
+
+def is_any(tokens: Tensor, ids: tuple[int, ...]) -> Tensor:
+    """Which tokens are one of the ids?"""
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    for token in ids:
         found |= tokens == token
     return found
-
-
-def _append(state: DecodeState, anchors: Array, capacity: int) -> None:
-    """Put the new anchors into the ring in ascending position; the oldest beyond the capacity are overwritten."""
-    number = anchors.cumsum(1) + (state.anchors - 1)[:, None]
-    fresh = anchors & (number > number[:, -1:] - capacity)
-    put_along(state.ring, where(fresh, number % capacity, capacity), state.positions)
-
-
-def _aim(state: DecodeState, masked: Array, rules: Rules) -> None:
-    """The leftmost block with a mask (with `one_block`, or a pending token) becomes active, its masks (in scope
-    "sequence" all masks) guided."""
-    still_open = masked | state.pending if rules.one_block else masked
-    leftmost = still_open.view(namespace(masked).uint8).argmax(1)
-    block = (leftmost + state.offsets) // rules.block_length
-    assign(state.active, any_in_row(still_open), block)
-    if rules.scope == "sequence":
-        state.guided[...] = masked
-    else:
-        state.guided[...] = masked & (state.block_of == state.active[:, None])

@@ -1,9 +1,8 @@
-"""Which implementation of an operation runs: the PyTorch twin, anywhere, or the Triton kernel, on a GPU.
+"""Which implementation of an operation runs: the reference in PyTorch, or the Triton kernel.
 
-Each operation takes its twin's arguments and `impl`; all implementations decide the same. "numpy" is the twin on arrays
-that share the tensors' memory, for a host that may look at them at any time. Knows devices and what is installed, not
-what the operations compute. Triton is imported when a kernel is first wanted, so that a machine without it can import
-this package.
+`resolve_impl` says what "auto" means on a device, `which` what runs for one operation: the reference also where a
+kernel does not cover a case. Triton is imported when a kernel first runs, so that a machine without it can import this
+package.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ import torch
 from torch import Tensor
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
-from asrd_kernels.arrays import host_view
-from asrd_kernels.commit import apply_step as apply_step_torch
-from asrd_kernels.commit import commit_torch
-from asrd_kernels.commit import write_report as write_report_torch
-from asrd_kernels.draft_commit import Witnesses, draft_commit_torch
+from asrd_kernels.commit import commit_torch, write_report
+from asrd_kernels.draft_commit import Witnesses, draft_commit_torch, fill_active_slots
 from asrd_kernels.fused_head import fused_head_torch
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
-from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
+from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats, fill_slots
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
-Impl = Literal["torch", "numpy", "triton"]
+Impl = Literal["torch", "triton"]
+KERNELS = ("anchor_embed", "vocab_stats", "commit", "draft_commit", "leave_one_out_attention")
 
 
 def resolve_impl(impl: str, device: torch.device) -> Impl:
     """The implementation that `impl` stands for on tensors of `device`; "auto" is Triton on CUDA and ROCm if there."""
-    if impl == "torch" or (impl == "numpy" and device.type == "cpu"):
-        return impl  # type: ignore[return-value]
+    if impl == "torch":
+        return "torch"
     on_gpu = device.type == "cuda"  # PyTorch calls ROCm devices cuda, too
     if impl == "auto":
         return "triton" if on_gpu and triton_is_installed() else "torch"
@@ -55,13 +52,33 @@ def triton_is_installed() -> bool:
     return find_spec("triton") is not None
 
 
+def which(
+    operation: str,
+    impl: str,
+    device: torch.device,
+    rules: Rules | None = None,
+    readout: Readout | None = None,
+    dtype: torch.dtype | None = None,
+) -> Impl:
+    """The implementation that runs for an operation; rules, readout and dtype are those that it is called with."""
+    if operation not in KERNELS or resolve_impl(impl, device) == "torch":
+        return "torch"
+    if rules is not None and (rules.given or rules.one_block):
+        return "torch"  # the kernels know no given tokens, and their blocks begin at position 0
+    if operation == "anchor_embed" and rules is not None and rules.probe == "gaussian":
+        return "torch"  # a control of the paper's; its sine and cosine would cost the kernel a stack
+    if readout is not None and readout.filters:
+        return "torch"  # top-k, top-p and min-p
+    if operation == "leave_one_out_attention" and dtype == torch.float64:
+        return "torch"
+    return "triton"
+
+
 def anchor_embed(
     state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, impl: str = "auto"
 ) -> Tensor:
     """See `anchor_embed_torch`."""
-    if impl == "numpy":
-        return anchor_embed_torch(state, table, rules, row_ids, seeds, state.arrays)
-    if resolve_impl(impl, table.device) == "torch":
+    if which("anchor_embed", impl, table.device, rules) == "torch":
         return anchor_embed_torch(state, table, rules, row_ids, seeds)
     from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 
@@ -71,11 +88,8 @@ def anchor_embed(
 def vocab_stats(
     logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
 ) -> None:
-    """See `vocab_stats_torch`; with top-k, top-p or min-p that is what runs."""
-    if impl == "numpy":
-        vocab_stats_torch(logits, row, position, readout, out.arrays)
-        return
-    if resolve_impl(impl, logits.device) == "torch" or readout.filters:
+    """See `vocab_stats_torch`."""
+    if which("vocab_stats", impl, logits.device, readout=readout) == "torch":
         vocab_stats_torch(logits, row, position, readout, out)
         return
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
@@ -102,11 +116,6 @@ def fused_head(
     fused_head_triton(hidden, weight, source, row, position, readout, out)
 
 
-def by_twin(impl: str, query: Tensor) -> bool:
-    """Does the PyTorch twin of `leave_one_out_attention` run for such queries?"""
-    return resolve_impl(impl, query.device) == "torch" or query.dtype == torch.float64
-
-
 def leave_one_out_attention(
     query: Tensor,
     key: Tensor,
@@ -117,21 +126,28 @@ def leave_one_out_attention(
     impl: str = "auto",
     seen: Tensor | None = None,
 ) -> Tensor:
-    """See `leave_one_out_attention_torch`; in float64 that is what runs."""
-    if by_twin(impl, query):
+    """See `leave_one_out_attention_torch`."""
+    if which("leave_one_out_attention", impl, query.device, dtype=query.dtype) == "torch":
         return leave_one_out_attention_torch(query, key, value, excluded, visible, scale, seen)
     from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
 
     return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)
 
 
-def commit(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None, impl: str = "auto") -> None:
-    """See `commit_torch`."""
-    if impl == "numpy":
-        commit_torch(state.arrays, stats.arrays, rules)
-        return
-    if resolve_impl(impl, state.tokens.device) == "torch":
-        commit_torch(state, stats, rules, slots)
+def commit(
+    state: DecodeState,
+    stats: VocabStats,
+    rules: Rules,
+    slots: Slots | None = None,
+    impl: str = "auto",
+    quota: Tensor | None = None,
+) -> None:
+    """See `commit_torch`; then what the host is to learn, and the slots of the coming step if given."""
+    if which("commit", impl, state.tokens.device, rules) == "torch":
+        commit_torch(state, stats, rules, quota)
+        write_report(state, stats)
+        if slots is not None:
+            fill_slots(slots, state, rules)
         return
     from asrd_kernels.commit_triton import commit_triton
 
@@ -148,40 +164,13 @@ def draft_commit(
     slots: Slots | None = None,
     impl: str = "auto",
 ) -> None:
-    """See `draft_commit_torch`."""
-    if impl == "numpy":
-        by_host = (host_view(value) for value in (bounds, witnesses, token_prob))
-        draft_commit_torch(state.arrays, stats.arrays, rules, *by_host)
-        return
-    if resolve_impl(impl, state.tokens.device) == "torch":
-        draft_commit_torch(state, stats, rules, bounds, witnesses, token_prob, slots)
+    """See `draft_commit_torch`; then what the host is to learn, and the slots of the coming step if given."""
+    if which("draft_commit", impl, state.tokens.device, rules) == "torch":
+        draft_commit_torch(state, stats, rules, bounds, witnesses, token_prob)
+        write_report(state, stats)
+        if slots is not None:
+            fill_active_slots(slots, state, rules, witnesses)
         return
     from asrd_kernels.draft_commit_triton import draft_commit_triton
 
     draft_commit_triton(state, stats, rules, bounds, witnesses, token_prob, slots)
-
-
-def apply_step(
-    state: DecodeState,
-    rules: Rules,
-    top1: Tensor,
-    drafted: Tensor,
-    revoked: Tensor | None = None,
-    provisional: Tensor | None = None,
-    edited: Tensor | None = None,
-    impl: str = "torch",
-) -> None:
-    """See `asrd_kernels.apply_step`; there is no kernel of it."""
-    given = (top1, drafted, revoked, provisional, edited)
-    if impl == "numpy":
-        apply_step_torch(state.arrays, rules, *map(host_view, given))
-    else:
-        apply_step_torch(state, rules, *given)
-
-
-def write_report(state: DecodeState, stats: VocabStats, impl: str = "torch") -> None:
-    """See `asrd_kernels.write_report`; there is no kernel of it alone."""
-    if impl == "numpy":
-        write_report_torch(state.arrays, stats.arrays)
-    else:
-        write_report_torch(state, stats)

@@ -2,7 +2,7 @@
 
 Draft by threshold or by factor; with witnesses (leave-one-out editing, docs/semantics.md) write what a witness says
 instead of the token that it checks, and choose whom the next ones check. Then, as in `commit`: end of text, next active
-block, report. Rows never influence each other; a done row does not change.
+block. Rows never influence each other; a done row does not change.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd_kernels.arrays import Array, assign, at_most, columns, count_in_row, falses, lowest_in_row, put_along, where
-from asrd_kernels.commit import apply_step, ranks, with_best, write_report
+from asrd_kernels.commit import apply_step, most_confident, ranks
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 
 
@@ -28,51 +27,50 @@ class Witnesses:
     max_edits: int  # of a position
     ratio: float  # where probabilities of the committed tokens are given: edit if below so much of the witness's best
 
-    def in_check(self, length: int) -> Array:
+    def in_check(self, length: int) -> Tensor:
         """[B, G] bool: the positions with a witness."""
-        found = falses(self.checked, length + 1)
-        put_along(found, self.checked, True)
-        return found[:, :-1]
+        flags = torch.zeros(len(self.checked), length + 1, dtype=torch.bool, device=self.checked.device)
+        return flags.scatter_(1, self.checked, True)[:, :-1]
 
 
 def draft_commit_torch(
     state: DecodeState,
     stats: VocabStats,
     rules: Rules,
-    bounds: Array | None = None,
+    bounds: Tensor | None = None,
     witnesses: Witnesses | None = None,
-    token_prob: Array | None = None,
-    slots: Slots | None = None,
+    token_prob: Tensor | None = None,
 ) -> None:
-    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise witnesses and slots.
+    """Apply the statistics [B, G] of the wanted positions to the state, in place; likewise witnesses.
 
     bounds [G] float64 are those of `factor_bounds`; None: all masks of at least rules.threshold are drafted. The
     statistics of a position with a witness are the witness's, token_prob [B, G] the probability that it gives to the
-    token it checks; None: whatever else it says is written. All may be those of `host_view`, then without slots.
+    token it checks; None: whatever else it says is written.
     """
-    confidence, masks = stats.confidence, state.guided
-    if rules.scope == "sequence":
-        masks = masks & (state.block_of == state.active[:, None])
+    top1, confidence = stats.top1, stats.confidence
+    masks = state.guided & (state.block_of == state.active[:, None])
     if bounds is None:
-        drafted = with_best(masks & (confidence >= rules.threshold), masks, confidence)
+        drafted = (masks & (confidence >= rules.threshold)) | most_confident(masks, confidence)
     else:
         drafted = within_bounds(masks, confidence, bounds)
     if witnesses is None:
-        apply_step(state, rules, stats.top1, drafted)
-    else:
-        in_check = witnesses.in_check(state.length)
-        edited = in_check & (stats.top1 != state.generated) & (witnesses.edits < witnesses.max_edits)
-        if token_prob is not None:
-            edited &= token_prob < witnesses.ratio * confidence
-        doubtful = drafted & (confidence < witnesses.threshold_back)
-        provisional = doubtful | edited | (state.pending & ~in_check)
-        witnesses.edits[...] = witnesses.edits + edited
-        assign(witnesses.sureness, drafted | edited, confidence)
-        apply_step(state, rules, stats.top1, drafted, provisional=provisional, edited=edited)
-        _choose_checked(state, witnesses)
-    write_report(state, stats)
-    if slots is not None:
-        fill_active_slots(slots, state, rules, witnesses)
+        apply_step(state, rules, top1, drafted)
+        return
+    # a witness that predicts another token replaces the one that it checks
+    in_check = witnesses.in_check(state.length)
+    edited = in_check & (top1 != state.generated) & (witnesses.edits < witnesses.max_edits)
+    if token_prob is not None:
+        edited &= token_prob < witnesses.ratio * confidence
+    witnesses.edits.add_(edited)
+    witnesses.sureness.copy_(torch.where(drafted | edited, confidence, witnesses.sureness))
+    # pending are doubtful drafts, edits, and what had no witness yet
+    doubtful = drafted & (confidence < witnesses.threshold_back)
+    waiting = state.pending & ~in_check
+    apply_step(state, rules, top1, drafted, provisional=doubtful | edited | waiting, edited=edited)
+    # the next witnesses check the least confident of the pending tokens (of equals the lower position)
+    order = torch.where(state.pending, witnesses.sureness, torch.inf).argsort(dim=1, stable=True)
+    order = order[:, : witnesses.checked.shape[1]]
+    witnesses.checked.copy_(torch.where(state.pending.gather(1, order), order, state.length))
 
 
 def factor_bounds(factor: float, length: int, device: torch.device) -> Tensor:
@@ -83,21 +81,13 @@ def factor_bounds(factor: float, length: int, device: torch.device) -> Tensor:
     return bounds
 
 
-def within_bounds(masks: Array, confidence: Array, bounds: Array) -> Array:
+def within_bounds(masks: Tensor, confidence: Tensor, bounds: Tensor) -> Tensor:
     """[B, G] bool: of the masks [B, G] those before the first that falls short of its bound, and all if only the last
     does."""
-    rank, total = ranks(confidence, masks, largest=True), count_in_row(masks)[:, None]
-    short = masks & (confidence < bounds[at_most(rank, len(bounds) - 1)])  # in float64
-    number = lowest_in_row(where(short, rank, total))[:, None]
-    return masks & (rank < where(number == total - 1, total, number))
-
-
-def _choose_checked(state: DecodeState, witnesses: Witnesses) -> None:
-    """The least confident of the pending tokens (of equals the lower position), from the first witness on."""
-    pending, width = state.pending, witnesses.checked.shape[1]
-    order = where(pending, witnesses.sureness, float("inf")).argsort(stable=True)[:, :width]
-    number = columns(order, width)
-    witnesses.checked[...] = where(number < count_in_row(pending)[:, None], order, state.length)
+    rank, total = ranks(confidence, masks, largest=True), masks.sum(1, keepdim=True)
+    short = masks & (confidence < bounds[rank.clamp(max=len(bounds) - 1)])  # in float64
+    number = torch.where(short, rank, total).amin(1, keepdim=True)
+    return masks & (rank < torch.where(number == total - 1, total, number))
 
 
 def active_slots(state: DecodeState, rules: Rules, checked: Tensor | None = None) -> Tensor:

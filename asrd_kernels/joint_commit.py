@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd_kernels.commit import _append, _is_any, finish_step, with_best, write_report
+from asrd_kernels.commit import extend_histories, finish_step, most_confident, promote
 from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats
 
 
@@ -41,55 +41,37 @@ def joint_commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, join
 
     anchored: histories are kept and anchors formed; and with rules.verify what is not one of them is checked.
     """
-    tokens, guided, pool, checked = state.generated, state.guided, joint.pool, joint.checked
+    x, masks, pool = state.generated, state.guided.clone(), joint.pool
     top1, confidence, entropy, _ = stats
-    began_masked = guided.any(1)
+    began_without_masks = ~masks.any(1)
     state.step.add_(~state.done)
-    joint.post.add_(~state.done & ~began_masked)
-    failed = checked & (top1 != tokens)
-    confident = guided & (confidence > rules.threshold)
-    drafted = with_best(confident, guided, confidence, joint.quota)
-    edited = pool & (confidence > joint.editing_threshold) & (top1 != tokens)
-    masked = (tokens == rules.mask_id) & ~drafted
-    tokens.copy_(torch.where(drafted | edited, top1, tokens))
-    state.counts[:2].add_(torch.stack([drafted, torch.zeros_like(drafted)]).sum(2))
+    joint.post.add_(began_without_masks & ~state.done)
+    # verify, fill, edit
+    failed = joint.checked & (top1 != x)
+    confident = masks & (confidence > rules.threshold)
+    drafted = confident | most_confident(masks, confidence, joint.quota)
+    edited = pool & (confidence > joint.editing_threshold) & (top1 != x)
+    x.copy_(torch.where(drafted | edited, top1, x))
+    state.drafted.add_(drafted.sum(1))
     state.edited.add_(edited.sum(1))
-    anchors = torch.zeros_like(pool)
+    # anchors; what was bold and is none of them is checked, and what passes its check is fixed
+    bold = confident | edited
     if anchored:
-        anchors = _promote(state, stats, rules, confident | edited, guided | pool)
+        extend_histories(state, top1, masks | pool)
+        anchors = promote(state, bold, entropy, rules)
     if anchored and rules.verify:
-        pending = (confident | edited) & ~anchors
-        pool = (pool & ~edited) | failed | (drafted & ~confident)
+        checked, pool = bold & ~anchors, (pool & ~edited) | failed | (drafted & ~confident)
     else:
-        pending, pool = torch.zeros_like(pool), pool | drafted
-    here = state.block_of == state.active[:, None]
-    quiet = ~began_masked & ~(edited | failed).any(1)
-    settled = ~pending.any(1) & (~pool.any(1) | quiet)
-    over = ~(masked & here).any(1) & (settled | (joint.post >= joint.max_post_steps))
-    pending, pool = pending & ~over[:, None], pool & ~over[:, None]
+        checked, pool = torch.zeros_like(pool), pool | drafted
+    # a block without masks is over when nothing is left to check and to edit, or after max_post_steps passes
+    quiet = began_without_masks & ~(edited | failed).any(1)
+    settled = ~checked.any(1) & (~pool.any(1) | quiet)
+    filled = ~((x == rules.mask_id) & (state.block_of == state.active[:, None])).any(1)
+    over = filled & (settled | (joint.post >= joint.max_post_steps))
+    checked, pool = checked & ~over[:, None], pool & ~over[:, None]
     joint.post.masked_fill_(over, 0)
-    recorded = guided.clone()
-    live = finish_step(state, masked, pending | pool, rules)
-    state.entropy.copy_(torch.where(recorded & live, entropy, NO_ENTROPY))
-    torch.logical_and(pool, live, out=joint.pool)
-    torch.logical_and(pending, live, out=joint.checked)
-    write_report(state, stats)
-
-
-def _promote(state: DecodeState, stats: VocabStats, rules: Rules, bold: Tensor, seen: Tensor) -> Tensor:
-    """Extend the histories where the prediction was `seen`; the anchors among `bold`, appended to the ring."""
-    top1, _, entropy, _ = stats
-    run = state.run * (top1 == state.last) + 1
-    torch.where(seen, run, state.run, out=state.run)
-    torch.where(seen, top1, state.last, out=state.last)
-    candidates = bold if rules.anchor_eos else bold & ~_is_any(state.generated, rules.eos_ids)
-    anchors = candidates & (state.run >= rules.window)
-    if rules.window > 1:
-        lowest = torch.where(candidates, entropy, torch.inf).argmin(1, keepdim=True)
-        seed = candidates & (state.positions == lowest)
-        anchors = torch.where(state.step[:, None] < rules.window, seed, anchors)
-    if rules.capacity > 0:
-        _append(state, anchors, rules.capacity)
-    state.trusted.logical_or_(anchors)
-    state.anchors.add_(anchors.sum(1))
-    return anchors
+    finish_step(state, checked | pool, rules)
+    live = ~state.done[:, None]
+    state.entropy.copy_(torch.where(masks & live, entropy, NO_ENTROPY))
+    joint.pool.copy_(pool & live)
+    joint.checked.copy_(checked & live)

@@ -9,21 +9,18 @@ length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-
-from asrd_kernels.arrays import host_view
 
 NO_ENTROPY = -1.0  # entropies are never negative
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Every number and switch of SEMANTICS.md that a step looks at; the same for all rows."""
+    """Every number and switch of docs/semantics.md that a step looks at; the same for all rows."""
 
     mask_id: int
     pad_id: int
@@ -41,24 +38,17 @@ class Rules:
     magnitude: Literal["entropy", "constant"] = "entropy"
     probe: Literal["orthogonal", "none", "parallel", "gaussian", "random"] = "orthogonal"
     early_stop: bool = True
-    given: bool = False  # some generated positions hold tokens that were given; only the PyTorch twins know of that
+    given: bool = False  # some generated positions hold tokens that were given
     one_block: bool = False  # the next block opens only when the one before has neither masks nor pending tokens
 
 
-class _Statistics(NamedTuple):
+class VocabStats(NamedTuple):
+    """What a step wants to know of the generated positions, each [B, G]; valid where it was wanted in this step."""
+
     top1: Tensor  # int64, the chosen token
     confidence: Tensor  # its probability at temperature 1
     entropy: Tensor  # nats, >= 0
     bad: Tensor  # bool: its logits have no finite maximum (NaN, +inf or nothing but -inf)
-
-
-class VocabStats(_Statistics):
-    """What a step wants to know of the generated positions, each [B, G]; valid where it was wanted in this step."""
-
-    @cached_property
-    def arrays(self) -> VocabStats:
-        """The same memory as numpy arrays, where it is the host's."""
-        return host_view(self)
 
 
 @dataclass(frozen=True)
@@ -86,14 +76,6 @@ class DecodeState:
     block_of: Tensor  # [G] int64, constant: the block of each position; [B, G] where rows have offsets
     budget: Tensor  # [B] int64, constant: masks at the start, and the most forward passes of the row
     fixed: Tensor  # [B, G] bool, constant: tokens that were given; never drafted, pending, revoked or edited
-
-    @cached_property
-    def arrays(self) -> DecodeState:
-        """The same memory as numpy arrays, where it is the host's."""
-        return host_view(self)
-
-    def __getstate__(self) -> dict[str, Tensor]:
-        return {part.name: getattr(self, part.name) for part in fields(self)}  # a copy has arrays of its own
 
     @property
     def drafted(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""`vocab_stats`: top-1, its probability and the entropy of each wanted row of logits.
+"""`vocab_stats`: what Algorithm 1 reads from p_s (line 9), top-1, its probability and the entropy of wanted positions.
 
 Forbidden ids count as -inf everywhere. Ties go to the lowest id. With a temperature, top-1 is the argmax of
 logits / temperature + noise (up to a factor that changes nothing), Gumbel noise keyed by (seed, row, position, token
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asrd_kernels.arrays import any_in_row, at_least, host_view, namespace, not_finite, perhaps, put, zero_where
 from asrd_kernels.philox import gumbel
 from asrd_kernels.sampling import sampling_bound
 from asrd_kernels.state import VocabStats
@@ -39,7 +38,7 @@ class Readout:
 
     @property
     def filters(self) -> bool:
-        """May only some tokens be sampled? The PyTorch twin does that on every device."""
+        """May only some tokens be sampled? The reference does that on every device."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
@@ -47,36 +46,32 @@ def vocab_stats_torch(logits: Tensor, row: Tensor, position: Tensor, readout: Re
     """Write the statistics of logits [N, V] to `out` [B, G + 1] at (row, position), both [N] int64.
 
     Rows of logits with position G are not wanted: what column G holds means nothing. Computed in float32 (float64
-    stays); `logits` may be overwritten. `out` may also be that of `host_view`.
+    stays).
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    logits.index_fill_(1, readout.forbidden, -torch.inf)
-    peak, summit = logits.max(dim=1, keepdim=True)
-    top1 = summit
-    if readout.temperature > 0:
-        noise = gumbel(readout.seeds[row], readout.row_ids[row], position, logits.shape[1], logits.dtype)
-        hot = max(readout.temperature, 1.0)  # neither factor overflows, however hot or cold
-        noise.mul_(readout.temperature / hot).add_(logits, alpha=1 / hot)
-        if readout.filters:
-            bound = sampling_bound(logits, readout.temperature, readout.top_k, readout.top_p, readout.min_p)
-            noise.masked_fill_(logits < bound, -torch.inf)
-        top1 = noise.argmax(dim=1, keepdim=True)
-    below = logits.sub_(peak).clamp_(min=_FAR)
-    picked = None if top1 is summit else below.gather(1, top1).exp_()  # that of the peak is 1
-    weight = below.exp().scatter_(1, summit, 0.0)  # the peak's 1 would swallow the digits of a peaked row
-    rest = weight.sum(1, keepdim=True)
-    slope = weight.mul_(below).sum(1, keepdim=True)
-    few = (row, position, top1, peak, rest, rest.log1p(), slope, picked, readout.unconfident)
-    row, position, top1, peak, rest, log, slope, picked, unconfident = (
-        few if isinstance(out.bad, Tensor) else host_view(few)
-    )
-    total = 1 + rest
-    confidence = namespace(total).reciprocal(total) if picked is None else picked / total
-    if unconfident is not None:
-        confidence = zero_where(any_in_row(top1 == unconfident)[:, None], confidence)
-    found = (top1, confidence, at_least(log - slope / total, 0.0))
-    bad = not_finite(peak)
-    if perhaps(bad):
-        found = tuple(zero_where(bad, values) for values in found)
-    for target, values in zip(out, (*found, bad), strict=True):
-        put(target, row, position, values[:, 0])
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    x = x.index_fill(1, readout.forbidden, -torch.inf)
+    m, best = x.max(dim=1, keepdim=True)
+    top1 = best if readout.temperature == 0 else sample(x, row, position, readout)
+    z = (x - m).clamp(min=_FAR)
+    weights = z.exp().scatter(1, best, 0.0)  # without the maximum, whose 1 would swallow the digits of a peaked row
+    r = weights.sum(1, keepdim=True)
+    u = (weights * z).sum(1, keepdim=True)
+    confidence = z.gather(1, top1).exp() / (1 + r)
+    entropy = (r.log1p() - u / (1 + r)).clamp(min=0)
+    if readout.unconfident is not None:
+        confidence = confidence.masked_fill((top1 == readout.unconfident).any(1, keepdim=True), 0)
+    bad = ~m.isfinite()
+    found = (top1.masked_fill(bad, 0), confidence.masked_fill(bad, 0), entropy.masked_fill(bad, 0), bad)
+    for target, values in zip(out, found, strict=True):
+        target[row, position] = values[:, 0].to(target.dtype)
+
+
+def sample(x: Tensor, row: Tensor, position: Tensor, readout: Readout) -> Tensor:
+    """[N, 1] int64: the argmax of x / temperature + Gumbel noise, over the tokens that top-k, top-p and min-p keep."""
+    noise = gumbel(readout.seeds[row], readout.row_ids[row], position, x.shape[1], x.dtype)
+    hot = max(readout.temperature, 1.0)  # both terms times temperature / hot, so that neither overflows
+    score = noise * (readout.temperature / hot) + x * (1 / hot)
+    if readout.filters:
+        bound = sampling_bound(x, readout.temperature, readout.top_k, readout.top_p, readout.min_p)
+        score = score.masked_fill(x < bound, -torch.inf)
+    return score.argmax(dim=1, keepdim=True)

@@ -30,7 +30,9 @@ class AsrdDecoder(KeptSlots):
     def embed(self) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
         readout = self.request.readout
-        return dispatch.anchor_embed(self.state, self.table, self.rules, readout.row_ids, readout.seeds, self.impl)
+        return dispatch.anchor_embed(
+            self.state, self.table, self.rules, readout.row_ids, readout.seeds, self.request.impl
+        )
 
     def find_slots(self) -> Tensor:
         """Those of two blocks, or in scope "sequence" of all."""
@@ -46,4 +48,4 @@ class AsrdDecoder(KeptSlots):
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote, report."""
-        dispatch.commit(self.state, stats, self.rules, self._slots, self.impl)
+        dispatch.commit(self.state, stats, self.rules, self._slots, self.request.impl)

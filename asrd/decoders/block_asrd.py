@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
@@ -16,7 +15,7 @@ from asrd.decoders.asrd import AsrdDecoder
 from asrd.decoders.native import Quotas, check_blocks, joint_of, joint_steps
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import DecodeState, VocabStats, anchor_embed_torch, commit_torch, joint_commit_torch
+from asrd_kernels import VocabStats, dispatch, joint_commit_torch, write_report
 
 
 class BlockAsrdDecoder(AsrdDecoder):
@@ -55,17 +54,13 @@ class BlockAsrdDecoder(AsrdDecoder):
     def embed_at(self, rows: Tensor, columns: Tensor) -> Tensor:
         """With guidance and probe."""
         state, readout = replace(self.state, pending=self.probed), self.request.readout
-        if self.rules.probe in ("gaussian", "random"):  # keyed by the position on the canvas
-            embeds = anchor_embed_torch(state, self.table, self.rules, readout.row_ids, readout.seeds)
-            return embeds[rows[:, None], columns]
-        part = open_part(state, rows, columns, self.rules.capacity)
-        embeds = anchor_embed_torch(part, self.table, self.rules, readout.row_ids[rows], readout.seeds[rows])
-        return embeds[:, : columns.shape[1]]
+        embeds = dispatch.anchor_embed(state, self.table, self.rules, readout.row_ids, readout.seeds, self.request.impl)
+        return embeds[rows[:, None], columns]
 
     def commit(self, stats: VocabStats) -> None:
         """Verify, draft, revoke, promote, report."""
         quota = self.quotas.take(self.state.active, self.state.guided.any(1))
-        commit_torch(self.state, stats, self.rules, None, quota)
+        dispatch.commit(self.state, stats, self.rules, impl=self.request.impl, quota=quota)
 
 
 class JointAsrdDecoder(BlockAsrdDecoder):
@@ -97,28 +92,4 @@ class JointAsrdDecoder(BlockAsrdDecoder):
     def commit(self, stats: VocabStats) -> None:
         """Verify, fill, edit, promote, report."""
         joint_commit_torch(self.state, stats, self.rules, self.joint, anchored=True)
-
-
-def open_part(state: DecodeState, rows: Tensor, columns: Tensor, capacity: int) -> DecodeState:
-    """A state of these rows whose positions are the columns [R, W] of the canvas and, behind them, the anchors."""
-    width, place = columns.shape[1], columns - state.prompt_length
-    inside, place = place >= 0, place.clamp(min=0)
-    tokens = state.tokens[rows[:, None], columns]
-    ring = state.ring[rows, :capacity]
-    anchors = state.generated[rows[:, None], ring]
-
-    def cut(values: Tensor, outside: float | bool) -> Tensor:
-        here = torch.where(inside, values[rows[:, None], place], outside)
-        return torch.cat([here, torch.full_like(anchors, outside, dtype=values.dtype)], dim=1)
-
-    numbers = torch.arange(capacity + 1, device=ring.device).expand(len(rows), -1) + width
-    return replace(
-        state,
-        tokens=torch.cat([tokens, anchors], dim=1),
-        pending=cut(state.pending, False),
-        guided=cut(state.guided, False),
-        entropy=cut(state.entropy, -1.0),
-        ring=numbers.clamp(max=width + max(capacity - 1, 0)),
-        counts=state.counts[:, rows],
-        step=state.step[rows],
-    )
+        write_report(self.state, stats)

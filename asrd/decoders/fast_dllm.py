@@ -40,7 +40,7 @@ class FastDllmDecoder(KeptSlots):
 
     def commit(self, stats: VocabStats) -> None:
         """Draft, report."""
-        dispatch.draft_commit(self.state, stats, self.rules, self.bounds, slots=self._slots, impl=self.impl)
+        dispatch.draft_commit(self.state, stats, self.rules, self.bounds, slots=self._slots, impl=self.request.impl)
 
 
 class ThresholdDecoder(FastDllmDecoder):

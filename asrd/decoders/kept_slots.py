@@ -30,7 +30,7 @@ class KeptSlots(Decoder):
     @property
     def keeps_slots(self) -> bool:
         """Does `commit` keep the slots up to date?"""
-        return dispatch.resolve_impl(self.impl, self.state.tokens.device) == "triton"
+        return dispatch.which("commit", self.request.impl, self.state.tokens.device, self.rules) == "triton"
 
     @abstractmethod
     def find_slots(self) -> Tensor:

@@ -161,5 +161,5 @@ class LooDecoder(KeptSlots):
     def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
         """Edit what its witness contradicts, draft, choose whom the next witnesses check, report."""
         dispatch.draft_commit(
-            self.state, stats, self.rules, self.bounds, self.witnesses, token_prob, self._slots, self.impl
+            self.state, stats, self.rules, self.bounds, self.witnesses, token_prob, self._slots, self.request.impl
         )

@@ -15,7 +15,7 @@ from asrd.config import AsrdConfig
 from asrd.engine.decoder import BLOCK_FIELDS, SHARED, Decoder
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import Joint, VocabStats, joint_commit_torch, new_joint, ranks, wanted_slots, with_best
+from asrd_kernels import Joint, VocabStats, joint_commit_torch, most_confident, new_joint, wanted_slots
 
 
 def strategy_of(config: AsrdConfig, adapter: ModelAdapter) -> str:
@@ -124,9 +124,10 @@ class QuotaDecoder(NativeDecoder):
         state, masks = self.state, self.state.guided
         quota = self.quotas.take(state.active, masks.any(1))
         if self.strategy == "dynamic":
-            chosen = with_best(masks & (stats.confidence > self.rules.threshold), masks, stats.confidence, quota)
+            confident = masks & (stats.confidence > self.rules.threshold)
+            chosen = confident | most_confident(masks, stats.confidence, quota)
         elif self.strategy == "static":
-            chosen = masks & (ranks(stats.confidence, masks, largest=True) < quota[:, None])
+            chosen = most_confident(masks, stats.confidence, quota)
         else:
             chosen = masks & (masks.cumsum(1) <= quota[:, None])
         provisional = None
@@ -156,9 +157,6 @@ class JointDecoder(NativeDecoder):
     def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
         """Fill and edit."""
         joint_commit_torch(self.state, stats, self.rules, self.joint, anchored=False)
-
-    def report(self, stats: VocabStats) -> None:
-        """`commit` has written it."""
 
 
 def joint_of(request: Request, decoder: Decoder) -> Joint:

@@ -13,8 +13,7 @@ from asrd.decoders.plain import PlainDecoder
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats, most_confident, ranks
-from asrd_kernels.arrays import host_view
+from asrd_kernels import VocabStats, most_confident
 
 
 class StandardDecoder(PlainDecoder):
@@ -105,12 +104,9 @@ class StandardDecoder(PlainDecoder):
             share = self._share().double()[:, None]
             return masks & (self.random_bits_per_step().double() < share * 2.0**32)
         if self.alg is None and self.steps is None:  # one token a step
-            score = self._score(stats, **asked)
-            if self.impl == "numpy":
-                masks, score = host_view((masks, score))
-            return most_confident(masks, score)
+            return most_confident(masks, self._score(stats, **asked))
         number = self._quota(masks) if self.alg is None else self._dream_number(masks)
-        return masks & (ranks(self._score(stats, **asked), masks, largest=True) < number[:, None])
+        return most_confident(masks, self._score(stats, **asked), number)
 
     def _score(self, stats: VocabStats, margin: Tensor | None = None) -> Tensor:
         if margin is not None:

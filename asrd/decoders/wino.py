@@ -14,7 +14,7 @@ from asrd.engine.decoder import SHARED, Decoder, Selection
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import VocabStats, ranks, with_best
+from asrd_kernels import VocabStats, most_confident, ranks
 
 FEWEST, MOST, SHARE = 5, 20, 0.7  # drafts a step: at most 70 % of the masks, but 5 are allowed and more than 20 never
 
@@ -112,9 +112,9 @@ class WinoDecoder(Decoder):
         length = self.state.length
         masks, confidence = self.active_masks, stats.confidence[:, :length]
         confident = masks & (confidence > self.rules.threshold)
-        cap = self.caps[masks.sum(1)][:, None]
-        best = masks & (ranks(confidence, masks, largest=True) < cap)
-        drafted = torch.where(confident.sum(1, keepdim=True) > cap, best, with_best(confident, masks, confidence))
+        cap = self.caps[masks.sum(1)]
+        best, bold = most_confident(masks, confidence, cap), confident | most_confident(masks, confidence)
+        drafted = torch.where(confident.sum(1, keepdim=True) > cap[:, None], best, bold)
 
         support, committed = token_prob[:, length : length + self.size], self._committed()
         refused = committed & (support < self.request.config.threshold_back)

@@ -82,7 +82,6 @@ class Batch:
         if observers and every_step and isinstance(run.cache, BlockBody):
             run.cache.watched = True
         self.decoder, self.tags, self.strict = decoder, list(tags), strict
-        decoder.on_host = run.on_host
         self.observers, self.inspectors, self.every_step = tuple(observers), inspectors, every_step
         self.limits = list(limits or [decoder.max_steps(run.request.length)] * len(self.tags))
         self.ages = [0] * len(self.tags)  # forward passes of each row so far
@@ -221,7 +220,7 @@ class Batch:
 
     def rebuilt(self, request: Request, rows: Sequence[int], tags: Sequence[Any], limits: Sequence[int]) -> Batch:
         """A batch of all rows of `request`, the first of which are these and go on where they are."""
-        run = Run.of(self.run.adapter, request, self.run.select)
+        run = Run.of(self.run.adapter, request, self.run.fixed)
         decoder = type(self.decoder)(request, self.decoder.table)
         other = Batch(run, decoder, tags, limits, self.observers, self.strict, every_step=self.every_step)
         other.put(self, rows, range(len(rows)))

@@ -17,8 +17,7 @@ from asrd.engine.request import Request
 from asrd.engine.scores import Scores, new_scores
 from asrd.models.adapter import ModelAdapter
 from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import DecodeState, Impl, Rules, VocabStats, dispatch, new_state
-from asrd_kernels.arrays import as_tensor
+from asrd_kernels import DecodeState, Rules, VocabStats, apply_step, new_state, write_report
 from asrd_kernels.philox import random_bits
 
 ASRD_FIELDS = frozenset({
@@ -59,7 +58,6 @@ class Decoder(ABC):
     on_blocks = False  # it can decode with a block-diffusion model
     edits_embeddings = False  # on such a model: `embed_at` is not clean
     probes = False  # the embeddings of pending tokens are changed in the forward pass that checks them
-    on_host = False  # the host may look at its tensors at any time: they are in its memory, and no step is recorded
     capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
 
     rules: Rules
@@ -121,14 +119,6 @@ class Decoder(ABC):
     def rows_moved(self) -> None:  # noqa: B027 - most derive everything when asked
         """Rows of the state have been replaced: bring up to date, in place, what was derived from them."""
 
-    @property
-    def impl(self) -> Impl:
-        """By which implementation its operations run."""
-        twin = self.request.starts is not None or self.request.given is not None
-        if self.request.impl == "triton" and not twin:  # the kernels' blocks begin at 0, and no token is given there
-            return "triton"
-        return "numpy" if self.on_host else "torch"
-
     # --- before a forward pass ---
 
     def embed(self) -> Tensor:
@@ -167,8 +157,7 @@ class Decoder(ABC):
 
     def wanted(self) -> Tensor:
         """[B, G + extra_rows] bool: whose statistics `commit` wants; by default those of the active block's masks."""
-        state = self.state.arrays if self.impl == "numpy" else self.state
-        return as_tensor(state.guided | state.pending)
+        return self.state.guided | self.state.pending
 
     def read_at(self) -> Tensor | None:
         """[B, G] int64: the row of the forward pass at which each generated position is read; None: the usual one."""
@@ -204,7 +193,7 @@ class Decoder(ABC):
 
     def report(self, stats: VocabStats) -> None:
         """After `commit`: write to `state.report` what the host is to learn of the step."""
-        dispatch.write_report(self.state, stats, self.impl)
+        write_report(self.state, stats)
 
     # --- for use in `commit` ---
 
@@ -238,7 +227,7 @@ class Decoder(ABC):
         are streamed as drafts and no text ends with them; a row without masks is done nevertheless. edited: tokens that
         `top1` replaces in place. Everything is [B, G]; done rows do not change.
         """
-        dispatch.apply_step(self.state, self.rules, top1, drafted, revoked, provisional, edited, self.impl)
+        apply_step(self.state, self.rules, top1, drafted, revoked, provisional, edited)
 
     def random_bits_per_step(self) -> Tensor:
         """[B, G] int64, 32 random bits for each position and step, independent of the batch."""

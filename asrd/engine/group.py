@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from asrd.config import AsrdConfig
-from asrd.engine import loop
 from asrd.engine.batch import Batch, size_for
 from asrd.engine.decoder import Decoder
 from asrd.engine.device.completion import unreadable
+from asrd.engine.device.gpu import shapes_on
+from asrd.engine.loop import Run
 from asrd.engine.request import Request, stack
 from asrd.engine.scores import TokenScores
 from asrd.engine.stopping import Stop
@@ -87,7 +88,7 @@ class Group:
         self.config = AsrdConfig(**kind.config.settings() | {"max_new_tokens": length})
         self.config.block_length = kind.decoder.block_length(self.config)
         self.observers = [self._shown_to(watcher) for watcher in watchers]
-        self.fixed = loop.find_gpu(kind.adapter.table.device) is not None
+        self.fixed = shapes_on(kind.adapter.table.device)[1] is not None
         self.batch: Batch | None = None
         self.kept: dict[tuple[int, bool], Batch] = {}
 
@@ -182,7 +183,7 @@ class Group:
         tags = [*jobs, *[None] * (size - len(jobs))]
         limits = [decoder.max_steps(job.request.length) for job in jobs] + [self.length] * (size - len(jobs))
         stops = [*(job.stop for job in jobs), *[None] * (size - len(jobs))]
-        run = loop.Run.of(self.kind.adapter, request)
+        run = Run.of(self.kind.adapter, request)
         return Batch(run, decoder, tags, limits, self.observers, stops=stops, every_step=self.every_step)
 
     def _read(self, slots: list[int]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asrd.engine.caches import BlockBody, CachedBody, copy_lines
 from asrd.engine.decoder import Decoder, Selection
-from asrd.engine.device.gpu import Gpu, find_gpu
+from asrd.engine.device.gpu import Gpu, shapes_on
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
@@ -22,7 +22,6 @@ from asrd.models.extra_rows import AttentionLayout
 from asrd_kernels import DecodeState, VocabStats, dispatch, extra_stats_torch, write_report
 
 Observer = Callable[[DecodeState], None]
-Selector = Callable[[Decoder], Selection]
 
 
 def no_mark(part: str) -> None:
@@ -36,7 +35,7 @@ class Run:
     adapter: ModelAdapter
     request: Request
     inputs: dict[str, Any]  # of every forward, besides the embeddings
-    select: Selector
+    fixed: bool  # all shapes of a step are fixed and the host reads nothing; else only wanted positions are read
     cache: CachedBody | BlockBody | None = (
         None  # with one, the host reads back how much of each row a forward recomputes
     )
@@ -48,14 +47,9 @@ class Run:
         """Lines of a forward for each row: two with classifier-free guidance."""
         return 2 if self.request.cfg_scale > 0 else 1
 
-    @property
-    def on_host(self) -> bool:
-        """May the host look at any tensor in a step?"""
-        return self.gpu is None and self.select is select_wanted and self.request.prompt.device.type == "cpu"
-
     @classmethod
-    def of(cls, adapter: ModelAdapter, request: Request, select: Selector | None = None) -> Run:
-        """A run of `request`; classifier-free guidance doubles its rows."""
+    def of(cls, adapter: ModelAdapter, request: Request, fixed: bool | None = None) -> Run:
+        """A run of `request`; classifier-free guidance doubles its rows. fixed None: as the device has it."""
         copies = 2 if request.cfg_scale > 0 else 1
         attention = None if request.attention is None else request.attention.repeat(copies, 1)
         positions = None if request.positions is None else request.positions.repeat(copies, 1)
@@ -65,9 +59,8 @@ class Run:
             cache = BlockBody(adapter, request)
         elif request.kv_cache:
             cache = CachedBody(adapter, request, inputs, attention, positions)
-        device = request.prompt.device
-        select = select or (select_wanted if device.type == "cpu" else select_slots)
-        return cls(adapter, request, inputs, select, cache, find_gpu(device))
+        usual, gpu = shapes_on(request.prompt.device)
+        return cls(adapter, request, inputs, usual if fixed is None else fixed, cache, gpu)
 
     def put(self, source: Run, rows: Tensor, slots: Tensor) -> None:
         """Take over what forwards are given besides embeddings, and the caches, of rows of a run with the same canvas
@@ -108,7 +101,7 @@ def mark_all(inspectors: list[Inspector]) -> Callable[[str], None]:
 
 
 def step(run: Run, decoder: Decoder, buffers: tuple[VocabStats, VocabStats]) -> None:
-    """One forward pass and its commit. With `select_slots` all shapes are fixed and the host reads nothing."""
+    """One forward pass and its commit. Where `run.fixed`, the host reads nothing."""
     if isinstance(run.cache, BlockBody):
         run.mark("embed")  # part of the forward, which embeds no more than it needs
         hidden = run.cache(decoder)
@@ -156,7 +149,7 @@ def finish_ahead(
 def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[str, Tensor]:
     """Statistics of the wanted positions, to `out`; gives those that the decoder asks for besides."""
     request = run.request
-    chosen = run.select(decoder)
+    chosen = select(run, decoder)
     row, position, source, _ = chosen
     read_at = decoder.read_at() if source is None else None
     if request.lm_head == "fused":
@@ -176,22 +169,18 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     if decoder.extra_stats:
         scored = decoder.tokens_to_score()
         asked = extra_stats_torch(decoder.extra_stats, logits, row, position, request.readout, scored)
-    impl = request.impl if request.impl == "triton" else decoder.impl
-    dispatch.vocab_stats(logits, row, position, request.readout, out, impl)
+    dispatch.vocab_stats(logits, row, position, request.readout, out, request.impl)
     if scores is not None:
         scores.decide(logprobs, row, position, place, out, decoder.state)
     return asked
 
 
-def select_slots(decoder: Decoder) -> Selection:
-    """The wanted positions and, one past the last, the unused slots: B * W, a fixed shape."""
-    return decoder.slot_indices()
-
-
-def select_wanted(decoder: Decoder) -> Selection:
-    """The wanted positions and no others: less work where reading their number costs nothing."""
-    row, position = decoder.wanted().numpy().nonzero()
-    return Selection(torch.from_numpy(row), torch.from_numpy(position), unused=False)
+def select(run: Run, decoder: Decoder) -> Selection:
+    """The wanted positions and no others; or with fixed shapes B * W slots, of which some may be unused."""
+    if run.fixed:
+        return decoder.slot_indices()
+    row, position = decoder.wanted().nonzero(as_tuple=True)
+    return Selection(row, position, unused=False)
 
 
 def forward(

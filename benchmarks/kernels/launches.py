@@ -2,7 +2,7 @@
 
 A launch is a Triton launch or an operation of PyTorch that computes or moves something (on a GPU at least one kernel);
 views and allocations are not. A host read makes the host wait for the device. The step is the loop's own, of a small
-random model with fixed shapes (`select_slots`); Triton launches are counted and not executed, so that it
+random model with fixed shapes (`Run.fixed`); Triton launches are counted and not executed, so that it
 runs without a GPU.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -79,7 +79,7 @@ def a_step(name: str = "asrd", **settings: Any) -> tuple[loop.Run, Decoder]:
         config = AsrdConfig(decoder=name, max_new_tokens=96, impl="torch", **settings)
         find_decoder(name).check(config, adapter)
         request = prepare(adapter, config, torch.arange(1, 9).repeat(2, 1), None)
-        run = loop.Run.of(adapter, request, loop.select_slots)
+        run = loop.Run.of(adapter, request, fixed=True)
         return run, find_decoder(name)(request, adapter.table.detach())
 
 
@@ -91,12 +91,12 @@ def count_step(impl: str, name: str = "asrd", **settings: Any) -> tuple[dict[str
         run, decoder = a_step(name, **settings)
         decoder.slot_indices()  # as the first step has done; with Triton `commit` keeps them up to date from then on
     tally, adapter = Tally(), run.adapter
-    run = replace(run, select=tally.within("slots", run.select))
     buffers = new_stats(decoder.state, decoder.extra_rows)
     with recorded() as caught:
         tally.caught = caught
         with (
             patch.object(dispatch, "resolve_impl", lambda *_: impl),
+            patch.object(loop, "select", tally.within("slots", loop.select)),
             patch.object(dispatch, "vocab_stats", tally.within("statistics", dispatch.vocab_stats)),
             patch.object(dispatch, "fused_head", tally.within("statistics", dispatch.fused_head)),
             patch.object(decoder, "embed", tally.within("embed", decoder.embed)),

@@ -151,7 +151,7 @@ class Step:
         self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
 
     def _gather(self) -> None:
-        self.chosen = self.run.select(self.decoder)
+        self.chosen = loop.select(self.run, self.decoder)
         self.rows, _ = loop.gather(self.run, self.hidden, self.chosen)
 
     def _head(self) -> None:

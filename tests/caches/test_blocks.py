@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import asrd
-from asrd.engine import loop
 from asrd.engine.caches import blocks
 from asrd.engine.caches.block_layer import BlockCache
 from asrd.engine.caches.blocks import BlockBody
+from asrd.engine.device.gpu import fixed_shapes
 from asrd.models.adapter import ModelAdapter
 from tests.support.block_models import BlockSpec, block_logits, block_model
 from tests.support.fake_gpu import FakeGpu
@@ -120,9 +120,7 @@ def test_with_the_fixed_shapes_of_a_gpu_the_tokens_are_the_same(
         wanted = decode(model, ids, mask, max_new_tokens=25, **settings | way)
         for graphs in (False, True):
             gpu = FakeGpu()
-            with monkeypatch.context() as patch:
-                patch.setattr(loop, "find_gpu", lambda device, gpu=gpu: gpu)
-                patch.setattr(loop, "select_wanted", loop.select_slots)
+            with fixed_shapes(gpu):
                 found = decode(model, ids, mask, max_new_tokens=25, cuda_graph=graphs, **settings | way)
             for name in ("sequences", "steps", "drafted", "revoked", "anchors", "edited", "computed", "forwards"):
                 assert torch.equal(found[name], wanted[name]), (name, way, graphs)
@@ -134,9 +132,7 @@ def test_requests_that_come_and_go_are_decoded_by_the_same_graphs(monkeypatch: p
     jobs = [(prompt(length, length)[0].tolist(), new) for length, new in ((3, 9), (6, 5), (8, 17), (1, 8), (7, 12))]
     for settings in SETTINGS:
         alone = [decode(model, torch.tensor([ids]), max_new_tokens=new, **settings) for ids, new in jobs]
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "find_gpu", lambda device: gpu)
-            patch.setattr(loop, "select_wanted", loop.select_slots)
+        with fixed_shapes(gpu):
             engine = asrd.Engine(model, slots=2, cuda_graph=True, **settings)
             handles = [engine.submit(ids, max_new_tokens=new) for ids, new in jobs]
             list(engine.run())

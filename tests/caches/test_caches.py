@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import asrd
 from asrd.engine.caches import PartialForward, Schedule
 from asrd.engine.caches.partial import share_forwards
+from asrd.engine.device.gpu import fixed_shapes
 from asrd.lab.tiny.batch import collate
 from asrd.lab.tiny.task import problems
 from asrd.models.adapter import ModelAdapter
@@ -244,10 +245,10 @@ def test_the_packaged_models_decode_alike_alone_and_in_a_batch(packaged: str, re
     assert exact == run(some)
 
 
-def test_fixed_slots_decide_as_picked_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_shapes_decide_as_chosen_rows_do() -> None:
     wanted = [decode(model, "asrd", kv_cache="dual") for model in models("asrd", 2)]
-    monkeypatch.setattr("asrd.engine.loop.select_wanted", asrd.engine.loop.select_slots)
-    assert [decode(model, "asrd", kv_cache="dual") for model in models("asrd", 2)] == wanted
+    with fixed_shapes():
+        assert [decode(model, "asrd", kv_cache="dual") for model in models("asrd", 2)] == wanted
 
 
 # --- elsewhere: the approximation that SEMANTICS.md describes --------------------------------------------------------

@@ -20,7 +20,7 @@ from asrd import arguments
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, Decoder, WinoDecoder
 from asrd.engine.decoder import Selection
-from asrd.engine.loop import Run, forward, head, select_slots, select_wanted, step
+from asrd.engine.loop import Run, forward, head, step
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import VocabStats, new_stats
@@ -167,7 +167,7 @@ def test_fixed_slots_decide_as_picked_rows_do_and_read_nothing_back(name: str) -
     config.block_length = chosen.block_length(config)
     with torch.no_grad():
         request = prepare(adapter, config, IDS, MASK)
-        runs = [Run.of(adapter, request, select) for select in (select_wanted, select_slots)]
+        runs = [Run.of(adapter, request, fixed) for fixed in (False, True)]
         decoders = [chosen(request, adapter.table.detach()) for _ in runs]
         buffers = [new_stats(decoder.state, decoder.extra_rows) for decoder in decoders]
         for _ in range(decoders[0].max_steps(request.length)):

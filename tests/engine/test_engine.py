@@ -17,8 +17,8 @@ from torch import Tensor
 import asrd
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS, Decoder
-from asrd.engine import loop
 from asrd.engine.batch import Batch, size_for
+from asrd.engine.device import gpu as gpu_module
 from asrd.engine.device import graph
 from asrd.engine.group import Group
 from asrd.many import Engine, generate_many
@@ -507,8 +507,7 @@ def test_results_equal_those_of_one_batch() -> None:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """From now on every device is a GPU."""
     gpu = FakeGpu()
-    monkeypatch.setattr(loop, "find_gpu", lambda device: gpu)
-    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
+    monkeypatch.setattr(gpu_module, "_switch", (True, gpu))
     monkeypatch.setattr(graph, "_say", lambda reason: None)
     return gpu
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from asrd.engine.device.gpu import SYNC_WARNING, CudaGpu, current, find_gpu
+from asrd.engine.device.gpu import SYNC_WARNING, CudaGpu, current, shapes_on
 
 DEVICE = torch.device("cuda:1")
 MADE = ("Stream", "Event", "CUDAGraph")
@@ -186,9 +186,9 @@ def test_a_look_at_the_host_names_the_lines_that_wait_and_keeps_other_warnings(c
 
 
 def test_only_a_gpu_is_one(cuda: StandIn) -> None:
-    assert isinstance(find_gpu(DEVICE), CudaGpu)
-    assert find_gpu(torch.device("cpu")) is None
-    assert find_gpu(torch.device("meta")) is None
+    assert isinstance(shapes_on(DEVICE)[1], CudaGpu)
+    assert shapes_on(torch.device("cpu")) == (False, None)
+    assert shapes_on(torch.device("meta")) == (True, None)
     with current(torch.device("cpu")):
         assert cuda.calls == []
     with current(DEVICE):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,10 @@ from torch import Tensor, nn
 import asrd
 from asrd.config import AsrdConfig
 from asrd.decoders import DECODERS, AsrdDecoder, Decoder, find_decoder
-from asrd.engine import loop
 from asrd.engine.batch import Batch, decode
 from asrd.engine.device import graph
-from asrd.engine.loop import Run, select_slots
+from asrd.engine.device.gpu import fixed_shapes
+from asrd.engine.loop import Run, select
 from asrd.engine.observers.inspector import Inspector
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
@@ -55,10 +56,7 @@ def _nothing_said() -> Iterator[None]:
 def generate(model: Any, name: str = "asrd", gpu: FakeGpu | None = None, **settings: Any) -> Any:
     """`fast_generate` as on a CPU, or with everything that it does on a GPU."""
     common = {"max_new_tokens": LENGTH, "block_length": 5, "return_dict_in_generate": True}
-    with pytest.MonkeyPatch.context() as patch:
-        if gpu is not None:
-            patch.setattr(loop, "find_gpu", lambda device: gpu)
-            patch.setattr(loop, "select_wanted", select_slots)
+    with nullcontext() if gpu is None else fixed_shapes(gpu):
         ids, mask = settings.pop("ids", IDS), settings.pop("mask", MASK)
         return asrd.fast_generate(model, ids, mask, **common | EVERY[name][0] | settings)
 
@@ -143,7 +141,7 @@ def test_slots_are_those_of_the_state_in_which_they_are_first_asked_for(monkeypa
     run, decoder = run_of(make_llama(0), "asrd", None)
     decoder.state.active.fill_(1)
     decoder.state.guided.copy_(decoder.state.block_of == 1)
-    position = run.select(decoder).position
+    position = select(run, decoder).position
     assert position.view(decoder.state.active.shape[0], -1)[0].tolist() == [5, 6, 7, 8, 9, *[LENGTH] * 5]
 
 
@@ -154,7 +152,7 @@ def run_of(model: Any, name: str, gpu: FakeGpu | None, **settings: Any) -> tuple
     config.block_length = chosen.block_length(config)
     chosen.check(config, adapter)
     request = prepare(adapter, config, IDS, MASK)
-    return replace(Run.of(adapter, request, select_slots), gpu=gpu), chosen(request, adapter.table.detach())
+    return replace(Run.of(adapter, request, fixed=True), gpu=gpu), chosen(request, adapter.table.detach())
 
 
 @pytest.mark.parametrize("name", EVERY)

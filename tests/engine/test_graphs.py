@@ -14,10 +14,11 @@ import torch
 import asrd
 from asrd.config import AsrdConfig
 from asrd.decoders import AsrdDecoder
-from asrd.engine import loop, scheduler
+from asrd.engine import scheduler
 from asrd.engine.caches import FixedForwards, Part, Schedule
 from asrd.engine.device import graph
-from asrd.engine.loop import Run, select_slots
+from asrd.engine.device.gpu import fixed_shapes
+from asrd.engine.loop import Run
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
 from tests.decoders.test_baselines import VARIANTS, real_model
@@ -35,9 +36,7 @@ COUNTERS = ("steps", "drafted", "revoked", "anchors")
 @contextmanager
 def on(gpu: FakeGpu) -> Iterator[None]:
     """What an `Engine` does meanwhile, it does on this one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "find_gpu", lambda device: gpu)
-        patch.setattr(loop, "select_wanted", select_slots)
+    with fixed_shapes(gpu):
         yield
 
 
@@ -84,7 +83,7 @@ def forwards(rows: int = 6, **settings: Any) -> FixedForwards:
     adapter = ModelAdapter(make_llama(0))
     config = AsrdConfig(**{"max_new_tokens": 24, "block_length": 4, "kv_cache": "dual"} | settings)
     request = prepare(adapter, config, torch.tensor([[2, 3, 4]]).repeat(rows, 1), None)
-    run = Run.of(adapter, request, select_slots)
+    run = Run.of(adapter, request, fixed=True)
     assert run.cache is not None
     return FixedForwards(run.cache, rows, 1, request.prompt.device)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import asrd
-from asrd.engine import loop, scheduler
+from asrd.engine import scheduler
 from asrd.engine.device import graph
+from asrd.engine.device.gpu import fixed_shapes
 from asrd.many import Engine, Handle
 from asrd_kernels import DecodeState
 from tests.decoders.test_baselines import VARIANTS
@@ -110,10 +111,9 @@ class Schedule:
             patch.setattr(scheduler, "SMALLEST", 2)
             if self.gpu:
                 gpu = FakeGpu()
-                patch.setattr(loop, "find_gpu", lambda device: gpu)
-                patch.setattr(loop, "select_wanted", loop.select_slots)
                 patch.setattr(graph, "_say", lambda reason: None)
-            yield
+            with fixed_shapes(gpu) if self.gpu else nullcontext():
+                yield
 
     def __repr__(self) -> str:
         model = getattr(self.model, "spec", type(self.model).__name__)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asrd.decoders import DECODERS, AsrdDecoder, Decoder
-from asrd.engine.loop import Run, select_slots, select_wanted, step
+from asrd.engine.loop import Run, step
 from asrd.models.extra_rows import attending
 from asrd_kernels import VocabStats, new_stats
 from tests.engine.test_gpu_loop import EVERY, run_of
@@ -51,8 +51,8 @@ def model_for(name: str) -> Any:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_whole_step_is_one_graph_and_decides_as_without(settings: dict[str, Any]) -> None:
-    run, plain = a_run(select_wanted, **settings)
-    traced_run, traced = a_run(select_slots, **settings)
+    run, plain = a_run(fixed=False, **settings)
+    traced_run, traced = a_run(fixed=True, **settings)
     stats = [new_stats(plain.state), new_stats(traced.state)]
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
@@ -112,7 +112,7 @@ def test_a_step_reads_nothing_back_to_the_host(name: str, padded: bool) -> None:
     run, decoder = run_of(model_for(name), name, None)
     if not padded:
         request = replace(run.request, attention=None, positions=None)
-        run, decoder = Run.of(run.adapter, request, select_slots), type(decoder)(request, run.adapter.table.detach())
+        run, decoder = Run.of(run.adapter, request, fixed=True), type(decoder)(request, run.adapter.table.detach())
     one_step = whole_step(run, decoder)
     with HostReads() as reads:
         for _ in range(4):
@@ -180,7 +180,7 @@ def step_elsewhere(name: str, kind: type[Decoder] | None = None) -> Callable[[],
     for part, value in vars(decoder).items():
         setattr(decoder, part, request if value is run.request else elsewhere(value))
     decoder.__class__ = kind or type(decoder)
-    return whole_step(Run(adapter, request, elsewhere(run.inputs), select_slots), decoder)
+    return whole_step(Run(adapter, request, elsewhere(run.inputs), fixed=True), decoder)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -213,7 +213,7 @@ def test_a_step_that_leaves_its_device_is_seen(read: Callable[[Tensor], Any]) ->
 # --- in the source ---------------------------------------------------------------------------------------------------
 
 OUTSIDE_OF_STEPS = {
-    "asrd/engine/loop.py::select_wanted": "only where the tensors are in the host's memory anyway",
+    "asrd/engine/loop.py::select": "only where the tensors are in the host's memory anyway",
     "asrd/engine/device/completion.py::CompletionMonitor.poll": "where the tensors are in the host's memory anyway",
     "asrd/engine/device/completion.py::CompletionMonitor._read_oldest": "of what has arrived in the host's memory",
     "asrd/engine/device/cached_step.py::CachedStep.__call__": "of what has arrived in the host's memory",
@@ -237,12 +237,6 @@ OUTSIDE_OF_STEPS = {
     "asrd/decoders/standard.py::StandardDecoder._shares": "before the first step",
     "asrd/decoders/standard.py::StandardDecoder.__init__": "before the first step",
     "asrd/decoders/wino.py::WinoDecoder.__init__": "before the first step",
-    "asrd_kernels/arrays.py::host_view": "the tensors are in the host's memory",
-    "asrd_kernels/arrays.py::perhaps": "of arrays in the host's memory, never of tensors",
-    "asrd_kernels/arrays.py::surely_in_each_row": "of arrays in the host's memory, never of tensors",
-    "asrd_kernels/arrays.py::as_tensor": "the same tensor, or an array of the host as one",
-    "asrd_kernels/arrays.py::as_kind_of": "the same tensor, or an array of the host",
-    "asrd_kernels/anchor_embed.py::_edit_some": "of arrays in the host's memory, never of tensors",
     "asrd_kernels/commit_triton.py::commit_triton": "is a tuple empty",
     "asrd_kernels/draft_commit_triton.py::draft_commit_triton": "is a tuple empty",
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asrd.config import AsrdConfig
 from asrd.decoders import AsrdDecoder
-from asrd.engine.loop import Run, select_slots, step
+from asrd.engine.loop import Run, step
 from asrd.engine.request import prepare
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import (
@@ -40,14 +40,14 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def a_run(select: Any = select_slots, **settings: Any) -> tuple[Run, AsrdDecoder]:
+def a_run(fixed: bool = True, **settings: Any) -> tuple[Run, AsrdDecoder]:
     adapter = ModelAdapter(make_llama(seed=1))
     ids = torch.tensor([[2, 3, 4, 5], [6, 5, 4, 3]])
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     config = AsrdConfig(**{"max_new_tokens": 12, "block_length": 6, "threshold": 0.2, "eos_token_id": 1} | settings)
     with torch.no_grad():
         request = prepare(adapter, config, ids, mask)
-        return Run.of(adapter, request, select), AsrdDecoder(request, adapter.table.detach())
+        return Run.of(adapter, request, fixed), AsrdDecoder(request, adapter.table.detach())
 
 
 # --- statistics ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 import asrd
 import asrd.engine.loop
-from asrd.decoders import DECODERS
+from asrd.decoders import DECODERS, AsrdDecoder
+from asrd.engine.device.gpu import fixed_shapes
 from tests.support import oracle
 from tests.support.oracle import FLAT_ENTROPY_NATS, Result, Settings, StepRecord, decode, edited_embeddings
 from tests.support.table_models import TableModel, TableSpec, make_llama, make_qwen2
@@ -333,18 +334,15 @@ def watch(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | No
     return Watched(decoders[0], states)
 
 
-def test_fixed_statistic_slots_decode_as_the_wanted_positions_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_shapes_decode_as_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off the CPU the loop reads a fixed number of slots instead of exactly the wanted positions."""
     calls = Counter[str]()
-
-    def select_slots(*args: Any) -> Any:
-        calls["select_slots"] += 1
-        return asrd.engine.loop.select_slots(*args)
-
-    monkeypatch.setattr("asrd.engine.loop.select_wanted", select_slots)
-    for chunk in range(4):
-        check_chunk("table", range(chunk * CHUNK, (chunk + 1) * CHUNK))
-    assert calls["select_slots"] > 1000
+    find = AsrdDecoder.slot_indices
+    monkeypatch.setattr(AsrdDecoder, "slot_indices", lambda self: (calls.update(["slots"]), find(self))[1])
+    with fixed_shapes():
+        for chunk in range(4):
+            check_chunk("table", range(chunk * CHUNK, (chunk + 1) * CHUNK))
+    assert calls["slots"] > 1000
 
 
 def inputs_of(body: torch.nn.Module, decode_it: Callable[[], Any]) -> tuple[Any, list[torch.Tensor]]:

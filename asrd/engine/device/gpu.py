@@ -105,9 +105,25 @@ class CudaGpu:
         return torch.cuda.memory_reserved(self.device)
 
 
-def find_gpu(device: torch.device) -> Gpu | None:
-    """A `Gpu` for a device, if it is one."""
-    return CudaGpu(device) if device.type == "cuda" else None
+_switch: tuple[bool, Gpu | None] | None = None  # what `fixed_shapes` asks for
+
+
+@contextmanager
+def fixed_shapes(gpu: Gpu | None = None) -> Iterator[None]:
+    """Within it batches have the fixed shapes of a GPU on any device, and run on `gpu`, which may be a stand-in."""
+    global _switch
+    before, _switch = _switch, (True, gpu)
+    try:
+        yield
+    finally:
+        _switch = before
+
+
+def shapes_on(device: torch.device) -> tuple[bool, Gpu | None]:
+    """Whether batches on a device have fixed shapes, and the GPU that it is, if it is one."""
+    if _switch is not None:
+        return _switch
+    return device.type != "cpu", CudaGpu(device) if device.type == "cuda" else None
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

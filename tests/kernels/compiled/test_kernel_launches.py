@@ -52,17 +52,17 @@ def test_the_eager_step_takes_as_many_launches_as_the_page_says() -> None:
 
 
 def test_a_planted_read_and_a_planted_launch_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    select, commit = loop.select_slots, dispatch.commit
+    select, commit = loop.select, dispatch.commit
 
-    def curious(decoder: loop.Decoder) -> object:
+    def curious(run: loop.Run, decoder: loop.Decoder) -> object:
         assert bool(decoder.state.done.any()) in (True, False)
-        return select(decoder)
+        return select(run, decoder)
 
     def twice(state: DecodeState, *rest: object) -> None:
         commit(state, *rest)
         commit(state, *rest)
 
-    monkeypatch.setattr(loop, "select_slots", curious)
+    monkeypatch.setattr(loop, "select", curious)
     monkeypatch.setattr(dispatch, "commit", twice)
     launches, reads = count_step("triton")
     assert launches["commit"] == 2

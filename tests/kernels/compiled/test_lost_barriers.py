@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asrd_kernels import commit_torch
+from asrd_kernels import dispatch
 from asrd_kernels.commit_triton import commit_kernel, commit_triton
 from benchmarks.kernels.cases import a_reopened_block
 from benchmarks.kernels.ptx.decode import program
@@ -36,7 +36,7 @@ def run(order: str, without: tuple[str, int] | None = None) -> tuple[list[list[i
 @pytest.mark.parametrize("order", ["lockstep", "forward", "reverse", "random"])
 def test_commits_third_barrier_keeps_the_slots_right(order: str) -> None:
     wanted = a_reopened_block()
-    commit_torch(*wanted)
+    dispatch.commit(*wanted, "torch")
     slots, faults, text = run(order)
     assert (slots, faults) == (wanted[3].position.tolist(), [])
     lines = [line for _, line in program(text).kernel.barriers]

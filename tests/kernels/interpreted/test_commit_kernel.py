@@ -11,7 +11,16 @@ from dataclasses import fields
 import pytest
 import torch
 
-from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_slots, new_state, new_stats, wanted_slots
+from asrd_kernels import (
+    DecodeState,
+    Rules,
+    VocabStats,
+    dispatch,
+    new_slots,
+    new_state,
+    new_stats,
+    wanted_slots,
+)
 from asrd_kernels.commit_triton import commit_triton, launch_config
 from benchmarks.kernels.cases import a_reopened_block
 from tests.kernels.interpreted.parity import assert_all_happen, drawn_length
@@ -109,7 +118,7 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
         slots, kept = new_slots(state, rules, shift), new_slots(state, rules, shift)
         kept.position.masked_fill_(~state.done[:, None], POISON)
         kept.source.masked_fill_(~state.done[:, None], POISON)
-        commit_torch(state, stats, rules, slots)
+        dispatch.commit(state, stats, rules, slots, "torch")
         commit_triton(by_kernel, stats, rules, kept if seed % 4 else None)  # a loop without slots hands none in
         unread = stats.bad.clone()
         where = f"step {step} of run({seed}, {length}) with {rules}"
@@ -151,7 +160,7 @@ def test_slots_after_an_earlier_block_is_reopened_behind_the_first_warp() -> Non
     """A slot is filled from `guided` after another warp has taken the later block's masks out of it: without the
     barrier in between, a GPU may want 72 to 79 instead of 73 and 75 (tests/kernels/compiled/test_lost_barriers.py)."""
     wanted, found = a_reopened_block(), a_reopened_block()
-    commit_torch(*wanted)
+    dispatch.commit(*wanted, "torch")
     commit_triton(*found)
     assert differences(found[0], wanted[0], wanted[2]) == []
     open_ones = [256, 256, 66, 256, 256, 69, 256, 256]
@@ -182,7 +191,7 @@ def test_statistics_may_have_strides_of_their_own() -> None:
     wanted, found = (new_state(torch.full((2, 3), 2), 9, rules) for _ in range(2))
     _, stats = new_stats(wanted)
     draw_stats(stats, wanted, rules, 6, torch.Generator().manual_seed(0))
-    commit_torch(wanted, stats, rules)
+    dispatch.commit(wanted, stats, rules, impl="torch")
     wide = stats.entropy.new_full((2, 40), torch.nan)
     wide[:, 7:16] = stats.entropy
     commit_triton(found, stats._replace(top1=stats.top1.contiguous(), entropy=wide[:, 7:16]), rules)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 import torch
 
 import asrd
-from asrd.engine import loop
+from asrd.engine.device.gpu import fixed_shapes
 from asrd_kernels import DecodeState, leave_one_out_triton
 from tests.semantics.test_semantics import draw_settings, draw_table_model, keywords
 from tests.support.block_models import BlockSpec, block_model
@@ -106,12 +108,17 @@ def check_every_step(model: Any, call: dict[str, Any], relative: float = RELATIV
     return wanted
 
 
+@pytest.fixture
+def fixed() -> Iterator[None]:
+    """The fixed shapes of a GPU."""
+    with fixed_shapes():
+        yield
+
+
 def compare(seed: int) -> Counter[str]:
     """Decode both ways; raises where they part. Every other decode has the fixed shapes of a GPU's."""
     model, call = draw(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        if seed % 2:
-            patch.setattr(loop, "select_wanted", loop.select_slots)
+    with fixed_shapes() if seed % 2 else nullcontext():
         last = check_every_step(model, call, what=f"compare({seed}): {model.spec} {call}")[-1]
     happened = {
         "revocation": last.revoked.any(),
@@ -135,18 +142,18 @@ def test_decodes_by_triton_are_those_by_pytorch_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("settings", OTHERS, ids=lambda settings: "-".join(map(str, settings.values())))
-def test_other_decoders_and_caches_decide_alike(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fixed")
+def test_other_decoders_and_caches_decide_alike(settings: dict[str, Any]) -> None:
     """With the fixed shapes of a GPU, unused slots and rows behind the canvas included."""
-    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
     model = make_llama(seed=5, sharpness=4.0)
     call = TWO_PROMPTS | {"max_new_tokens": 10, "block_length": 4, "threshold": 0.3, "temperature": 0.4} | settings
     assert len(check_every_step(model, call)) > 2
 
 
 @pytest.mark.parametrize("settings", BLOCKS, ids=lambda settings: "-".join(map(str, settings.values())))
-def test_block_diffusion_models_decide_alike(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fixed")
+def test_block_diffusion_models_decide_alike(settings: dict[str, Any]) -> None:
     """Statistics by Triton; what is particular to these models by PyTorch."""
-    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
     call = TWO_PROMPTS | {"max_new_tokens": 9} | settings
     model = block_model(BlockSpec(seed=6))
     assert len(check_every_step(model, call)) > 2
@@ -155,6 +162,7 @@ def test_block_diffusion_models_decide_alike(settings: dict[str, Any], monkeypat
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("settings", [{"decoder": "wino", "threshold": 0.4}, {"decoder": "loo", "factor": 3.0}])
 @pytest.mark.parametrize("kv_cache", [None, "dual"])
+@pytest.mark.usefixtures("fixed")
 def test_rows_behind_the_canvas_by_our_attention_kernel_decide_alike(
     settings: dict[str, Any], shifted: bool, kv_cache: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +174,6 @@ def test_rows_behind_the_canvas_by_our_attention_kernel_decide_alike(
         "leave_one_out_attention_triton",
         lambda *args: (launched.append("attention"), kernel(*args))[1],
     )
-    monkeypatch.setattr(loop, "select_wanted", loop.select_slots)
     model = (make_qwen2 if shifted else make_llama)(seed=1).float()
     model.config.logits_shift = shifted
     ids = torch.tensor([[0, 0, 2, 3], [5, 4, 3, 2], [0, 7, 6, 5]])

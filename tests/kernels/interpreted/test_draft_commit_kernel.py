@@ -19,7 +19,7 @@ from asrd_kernels import (
     VocabStats,
     Witnesses,
     active_slots,
-    draft_commit_torch,
+    dispatch,
     factor_bounds,
     new_active_slots,
     new_state,
@@ -126,7 +126,7 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
         given = token_prob if witnesses is not None and witnesses.ratio < 1 else None
         before, by_kernel = copy.deepcopy(state), copy.deepcopy(state)
         old, kept, filled = copy.deepcopy(witnesses), copy.deepcopy(witnesses), copy.deepcopy(slots)
-        draft_commit_torch(state, stats, rules, bounds, witnesses, given, slots)
+        dispatch.draft_commit(state, stats, rules, bounds, witnesses, given, slots, "torch")
         draft_commit_triton(by_kernel, stats, rules, bounds, kept, given, filled)
         where = f"step {step} of run({seed}, {length}): {kind}, {rules}"
         if before.done.any():  # `bad` of a row that is done is nobody's business
@@ -163,7 +163,7 @@ def test_a_block_of_several_tiles_is_ranked_as_a_whole(monkeypatch: pytest.Monke
             stats.top1.fill_(3)
             stats.confidence.copy_(confidence)
             bounds = factor_bounds(factor, 300, confidence.device)
-            draft_commit_torch(wanted, stats, rules, bounds)
+            dispatch.draft_commit(wanted, stats, rules, bounds, impl="torch")
             draft_commit_triton(found, stats, rules, bounds)
             assert differences(found, wanted) == []
             assert int(wanted.drafted) > 0
