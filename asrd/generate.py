@@ -43,6 +43,7 @@ from asrd.models.special_ids import special_ids
 from asrd.output import AsrdOutput
 from asrd.settings import Settings
 from asrd.trace import recording
+from asrd_kernels import dispatch
 
 log = logging.getLogger("asrd")
 
@@ -180,11 +181,13 @@ class _Call:
             watching.enter_context(current(request.prompt.device))
             tags = range(len(request.prompt))
             batch = Batch(Run.of(adapter, request), decoder, tags, None, watchers, strict=True, stops=stops)
+            ran = watching.enter_context(dispatch.noting())
             found = run_batch(batch)
+        log.debug("decoder=%s impl=%s: %s", config.decoder, config.impl, ran)
         if request.asked < request.length:  # a block-diffusion model has filled its last block
             found = replace(found, tokens=found.tokens[:, : request.prompt.shape[1] + request.asked])
         out = pack_output(found, request, stops)
-        out.trace = record.trace if record else None
+        out.impl, out.trace = dict(ran), record.trace if record else None
         return out
 
 
@@ -296,7 +299,10 @@ def merged(parts: Sequence[AsrdOutput], order: Sequence[int]) -> AsrdOutput:
             )
         )
     return AsrdOutput(
-        **fields, stopped_by=[by[row] for row in place.tolist()], forwards_per_step=parts[0].forwards_per_step
+        **fields,
+        stopped_by=[by[row] for row in place.tolist()],
+        forwards_per_step=parts[0].forwards_per_step,
+        impl={operation: impl for part in parts for operation, impl in part.impl.items()},
     )
 
 

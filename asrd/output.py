@@ -24,6 +24,7 @@ class AsrdOutput(ModelOutput):
     forwards            [B] int64, forward passes: the steps; on block-diffusion models fewer or more (docs/block.md)
     forwards_per_step   1, or 2 with classifier-free guidance (one of them without the prompt)
     stopped_by          for each row the stop string that ended its text, or None
+    impl                the implementation, "torch" or "triton", of each operation of `asrd_kernels` that ran
     logprobs            with logprobs=True: `TokenScores`, log-probability, entropy, step ... of each new token, [B, G]
     trace               what was recorded, when it was asked for
 
@@ -41,5 +42,6 @@ class AsrdOutput(ModelOutput):
     forwards: Tensor = None  # type: ignore[assignment]
     forwards_per_step: int = None  # type: ignore[assignment]
     stopped_by: list[str | None] = None  # type: ignore[assignment]
+    impl: dict[str, str] = None  # type: ignore[assignment]
     logprobs: Any = None
     trace: Any = None

@@ -8,9 +8,12 @@ package.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -74,11 +77,32 @@ def which(
     return "triton"
 
 
+_ran: ContextVar[dict[str, Impl] | None] = ContextVar("ran", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[dict[str, Impl]]:
+    """Gives a dictionary of the operations that run within it, each with its implementation."""
+    token = _ran.set({})
+    try:
+        yield _ran.get()  # type: ignore[misc]
+    finally:
+        _ran.reset(token)
+
+
+def _choose(operation: str, *case: Any, **more: Any) -> Impl:
+    """As `which`, and noted."""
+    chosen = which(operation, *case, **more)
+    if not torch.compiler.is_compiling() and (ran := _ran.get()) is not None:
+        ran[operation] = chosen
+    return chosen
+
+
 def anchor_embed(
     state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, impl: str = "auto"
 ) -> Tensor:
     """See `anchor_embed_torch`."""
-    if which("anchor_embed", impl, table.device, rules) == "torch":
+    if _choose("anchor_embed", impl, table.device, rules) == "torch":
         return anchor_embed_torch(state, table, rules, row_ids, seeds)
     from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 
@@ -89,7 +113,7 @@ def vocab_stats(
     logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
 ) -> None:
     """See `vocab_stats_torch`."""
-    if which("vocab_stats", impl, logits.device, readout=readout) == "torch":
+    if _choose("vocab_stats", impl, logits.device, readout=readout) == "torch":
         vocab_stats_torch(logits, row, position, readout, out)
         return
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
@@ -127,7 +151,7 @@ def leave_one_out_attention(
     seen: Tensor | None = None,
 ) -> Tensor:
     """See `leave_one_out_attention_torch`."""
-    if which("leave_one_out_attention", impl, query.device, dtype=query.dtype) == "torch":
+    if _choose("leave_one_out_attention", impl, query.device, dtype=query.dtype) == "torch":
         return leave_one_out_attention_torch(query, key, value, excluded, visible, scale, seen)
     from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
 
@@ -143,7 +167,7 @@ def commit(
     quota: Tensor | None = None,
 ) -> None:
     """See `commit_torch`; then what the host is to learn, and the slots of the coming step if given."""
-    if which("commit", impl, state.tokens.device, rules) == "torch":
+    if _choose("commit", impl, state.tokens.device, rules) == "torch":
         commit_torch(state, stats, rules, quota)
         write_report(state, stats)
         if slots is not None:
@@ -165,7 +189,7 @@ def draft_commit(
     impl: str = "auto",
 ) -> None:
     """See `draft_commit_torch`; then what the host is to learn, and the slots of the coming step if given."""
-    if which("draft_commit", impl, state.tokens.device, rules) == "torch":
+    if _choose("draft_commit", impl, state.tokens.device, rules) == "torch":
         draft_commit_torch(state, stats, rules, bounds, witnesses, token_prob)
         write_report(state, stats)
         if slots is not None:
