@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import asrd
 from asrd.engine.caches import PartialForward, Schedule
 from asrd.engine.caches.partial import share_forwards
-from asrd.lab.tiny.batch import collate
-from asrd.lab.tiny.task import problems
+from asrd.lab.tiny.batch import collate, prompt_ids
+from asrd.lab.tiny.task import held_out, problems
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 from tests.decoders import test_baseline_semantics, test_loo_semantics
@@ -242,6 +242,18 @@ def test_the_packaged_models_decode_alike_alone_and_in_a_batch(packaged: str, re
     exact = run(some)
     del settings["kv_cache"], settings["kv_refresh"]
     assert exact == run(some)
+
+
+def test_witnesses_have_room_in_the_cache_of_a_batch_that_has_shrunk() -> None:
+    model, _ = asrd.load("tiny-shift", dtype=torch.float64)
+    some = held_out(8, "hard")
+    settings: dict[str, Any] = {"decoder": "loo", "kv_cache": "prefix", "max_new_tokens": 96, "block_length": 32}
+    batch = collate(some)
+    width = batch.prompt.shape[1]
+    together = asrd.fast_generate(model, batch.prompt, batch.attention_mask[:, :width], **settings)
+    for row, problem in enumerate(some):
+        alone = asrd.fast_generate(model, torch.tensor([prompt_ids(problem)]), row_ids=[row], **settings)
+        assert together[row, width:].tolist() == alone[0, -96:].tolist(), row
 
 
 def test_fixed_slots_decide_as_picked_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
