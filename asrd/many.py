@@ -7,7 +7,7 @@ rows into results; batches, slots and canvases are the affair of `asrd.engine`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -134,7 +134,7 @@ class Engine:
             raise ValueError(f"slots={slots!r} is out of range: expected an integer of at least 1")
         self.adapter, self.tokenizer, self.chat = ModelAdapter(model), tokenizer, chat
         warn_of_training(model)
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[Hashable, Kind] = {}
         self._kind = self._kind_of(resolve_config(generation_config, settings, model=model))
         if not isinstance(graph_memory, int) or graph_memory < 0:
             raise ValueError(f"graph_memory={graph_memory!r} is out of range: expected a number of bytes")
@@ -272,19 +272,15 @@ class Engine:
         shaping = request.shaping
         sets = None if shaping is None or shaping.sets is None else shaping.sets.cpu().numpy().tobytes()
         processors = () if shaping is None else tuple(map(id, shaping.processors))
-        key = repr((id(kind), request.given is not None, processors)) + str(hash(sets))
-        found = self._kinds.pop(key, None)
-        if found is None:
-            found = Kind(kind.adapter, kind.decoder, kind.config)
-            found.keep = (kind, shaping)
-        self._kinds[key] = found
-        return found
+        key = (id(kind), request.given is not None, processors, sets)
+        return self._remembered(key, lambda: Kind(kind.adapter, kind.decoder, kind.config, keep=(kind, shaping)))
 
     def _kind_of(self, config: AsrdConfig) -> Kind:
         key = repr([(name, value) for name, value in sorted(config.settings().items()) if name not in _OWN])
-        kind = self._kinds.pop(key, None)
-        if kind is None:
-            kind = Kind(self.adapter, checked_decoder(self.adapter, config), config)
+        return self._remembered(key, lambda: Kind(self.adapter, checked_decoder(self.adapter, config), config))
+
+    def _remembered(self, key: Hashable, new: Callable[[], Kind]) -> Kind:
+        kind = self._kinds.pop(key, None) or new()
         self._kinds[key] = kind  # the latest goes last
         if len(self._kinds) > KINDS:
             del self._kinds[next(iter(self._kinds))]
