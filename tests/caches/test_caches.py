@@ -1,4 +1,4 @@
-"""KV caches: exact where SEMANTICS.md's last section makes them exact, and elsewhere exactly the approximation it says.
+"""KV caches: exact where the last section of docs/semantics.md says so, elsewhere exactly its approximation.
 
 Models are float64 with random weights, so that slices and whole canvases differ by rounding only and nothing hangs on
 that. A case is drawn from a seed: `Case.draw("asrd", 12)` in a shell repeats what failed.
@@ -262,7 +262,7 @@ def test_fixed_slots_decide_as_picked_rows_do(monkeypatch: pytest.MonkeyPatch) -
     assert [decode(model, "asrd", kv_cache="dual") for model in models("asrd", 2)] == wanted
 
 
-# --- elsewhere: the approximation that SEMANTICS.md describes --------------------------------------------------------
+# --- elsewhere: the approximation that docs/semantics.md describes ----------------------------------------------------
 
 
 @dataclass(frozen=True)
