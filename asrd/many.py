@@ -20,6 +20,7 @@ from asrd.config import FIELDS, AsrdConfig, check, resolve_aliases
 from asrd.decoders import find_decoder
 from asrd.engine.canvas import config_of_part, first_masks
 from asrd.engine.decoder import SHARED
+from asrd.engine.defaults import with_defaults
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
@@ -135,7 +136,7 @@ class Engine:
         self.adapter, self.tokenizer, self.chat = ModelAdapter(model), tokenizer, chat
         warn_of_training(model)
         self._kinds: dict[Hashable, Kind] = {}
-        self._kind = self._kind_of(resolve_config(generation_config, settings, model=model))
+        self._kind = self._kind_of(resolve_config(generation_config, settings))
         if not isinstance(graph_memory, int) or graph_memory < 0:
             raise ValueError(f"graph_memory={graph_memory!r} is out of range: expected a number of bytes")
         self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers], graph_memory, every_step)
@@ -257,12 +258,12 @@ class Engine:
                 f"num_return_sequences={config.num_return_sequences}: a request has one text; submit it so many times,"
                 " with a temperature and row_id=0, 1, ..."
             )
-        config.block_length = kind.decoder.block_length(config)
         firsts = first_masks(ids, None, special_ids(self.adapter, config, self.tokenizer).mask)
         first = None if firsts is None else firsts[0]
         if first is not None:
             config = config_of_part(config, ids.shape[1], first)
-            config.block_length = kind.decoder.block_length(config)
+        config = with_defaults(config, self.adapter)
+        config.block_length = kind.decoder.block_length(config)
         kind.decoder.check_length(config, config.max_new_tokens)
         return kind, config, first
 
@@ -276,7 +277,8 @@ class Engine:
         return self._remembered(key, lambda: Kind(kind.adapter, kind.decoder, kind.config, keep=(kind, shaping)))
 
     def _kind_of(self, config: AsrdConfig) -> Kind:
-        key = repr([(name, value) for name, value in sorted(config.settings().items()) if name not in _OWN])
+        settings = with_defaults(config, self.adapter).settings()
+        key = repr([(name, value) for name, value in sorted(settings.items()) if name not in _OWN])
         return self._remembered(key, lambda: Kind(self.adapter, checked_decoder(self.adapter, config), config))
 
     def _remembered(self, key: Hashable, new: Callable[[], Kind]) -> Kind:
