@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from asrd.config import ALIASES, FIELDS, NEUTRAL, AsrdConfig, resolve_aliases
+from asrd.config import ALIASES, FIELDS, NEUTRAL, AsrdConfig, check, resolve_aliases
 from asrd.decoders import DECODERS, find_decoder, without_effect
 from asrd.engine.request import Request
-from asrd.settings import DefaultInt, did_you_mean
+from asrd.settings import did_you_mean
 
 log = logging.getLogger("asrd")
 
@@ -43,14 +43,13 @@ def resolve_config(
     settings: dict[str, Any],
     max_length: int | None = None,
     input_ids: Tensor | None = None,
-    model: Any = None,
     strict: bool = False,
 ) -> AsrdConfig:
     """One AsrdConfig from a config and the keywords that override it; a None that its
     field does not allow is an error, except for max_new_tokens, where it means: not given.
 
-    max_length (prompt and text together) counts where no number of new tokens is given; without it, the length that the
-    model's own generation config gives. strict: a keyword without effect on the decoder is an error, not a warning.
+    What is not given stays None. max_length (prompt and text together) counts where no number of new tokens is given.
+    strict: a keyword without effect on the decoder is an error, not a warning.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         found = type(generation_config).__name__
@@ -63,8 +62,9 @@ def resolve_config(
     for name in given:
         if name not in FIELDS:
             raise ValueError(f"fast_generate has no setting {name!r}{did_you_mean(name)}")
+        check(name, given[name])
     if isinstance(generation_config, AsrdConfig):
-        base = generation_config.settings()
+        base = {name: value for name, value in generation_config.settings().items() if value is not None}
     elif generation_config is not None:
         _refuse_foreign(generation_config)
         base = {name: getattr(generation_config, name, None) for name in FIELDS}
@@ -82,8 +82,6 @@ def resolve_config(
         if max_length <= width:
             raise ValueError(f"max_length={max_length} leaves no room behind a prompt of {width} tokens")
         given["max_new_tokens"] = max_length - width
-    if "max_new_tokens" not in base | given:
-        given["max_new_tokens"] = default_length(model)
     config = AsrdConfig(**base | given)
     if config.temperature == 0:
         for name in ("top_k", "top_p", "min_p"):
@@ -106,12 +104,6 @@ def _no_effect(config: AsrdConfig, name: str) -> str:
         return f"{what} does nothing beside the other settings of {decoder}: leave it out"
     readers = ", ".join(other for other, kind in DECODERS.items() if name in kind.reads)
     return f"{what} is not a setting of {decoder}: leave it out, or take one of the decoders that have it ({readers})"
-
-
-def default_length(model: Any) -> int:
-    """How many tokens are decoded where nothing is said: what the model's own generation config says, else 256."""
-    own = getattr(getattr(model, "generation_config", None), "max_new_tokens", None)
-    return DefaultInt(own if isinstance(own, int) and own > 0 else FIELDS["max_new_tokens"].default)
 
 
 def _refuse_foreign(config: GenerationConfig) -> None:

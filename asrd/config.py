@@ -1,7 +1,8 @@
 """`AsrdConfig`: the settings of a decode as a transformers `GenerationConfig`.
 
 Knows which names are ours and which are transformers'. Names, defaults and ranges are in settings.py. Does not know the
-model: ids left at None are found there later.
+model: ids left at None are found there later, and so are settings of which a model may have a default of its own
+(`Field.by_model`): None says that they are not given.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import Any, Literal, Unpack
 
 from transformers import GenerationConfig
 
-from asrd.settings import ALIASES, FIELDS, Field, Settings, check, did_you_mean, is_given, resolve_aliases
+from asrd.settings import ALIASES, FIELDS, Field, Settings, check, did_you_mean, resolve_aliases
 
-__all__ = ["ALIASES", "FIELDS", "NEUTRAL", "AsrdConfig", "Field", "check", "is_given", "resolve_aliases"]
+__all__ = ["ALIASES", "FIELDS", "NEUTRAL", "AsrdConfig", "Field", "check", "resolve_aliases"]
 
 # What transformers itself writes into a saved configuration or sets while it prepares one.
 _BOOKKEEPING = {"transformers_version", "bos_token_id"}
@@ -26,8 +27,8 @@ class AsrdConfig(GenerationConfig):
     name, a value out of range or a transformers setting that a diffusion decoder does not have raises ValueError.
     """
 
-    block_length: int
-    threshold: float
+    block_length: Any  # an integer, or None: not given, never so in a decode; max_new_tokens likewise
+    threshold: Any  # a number, or None: likewise
     window: int
     capacity: int
     alpha: float
@@ -83,13 +84,15 @@ class AsrdConfig(GenerationConfig):
         for name in ("eos_token_id", "suppress_tokens", "stop_strings"):
             if isinstance(settings.get(name), tuple | set):
                 settings[name] = sorted(settings[name]) if isinstance(settings[name], set) else list(settings[name])
-        super().__init__(**{name: field.default for name, field in FIELDS.items()} | settings)
+        unset = {name: None if field.by_model else field.default for name, field in FIELDS.items()}
+        super().__init__(**unset | settings)
 
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
         """Check every field of ours. transformers' own rules (temperature 0 is refused, say) do not apply here."""
-        for name in FIELDS:
-            check(name, getattr(self, name))
+        for name, field in FIELDS.items():
+            if not (field.by_model and getattr(self, name) is None):
+                check(name, getattr(self, name))
 
     def settings(self) -> dict[str, Any]:
-        """The fields of ours by name."""
+        """The fields of ours by name; None also for what is not given."""
         return {name: getattr(self, name) for name in FIELDS}

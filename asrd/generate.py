@@ -28,8 +28,9 @@ from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
 from asrd.engine.batch import Batch, Rows
 from asrd.engine.batch import decode as run_batch
-from asrd.engine.caches import refuse_block_settings, require_cache, settle_blocks
+from asrd.engine.caches import refuse_block_settings, require_blocks, require_cache
 from asrd.engine.canvas import config_of_part, first_masks
+from asrd.engine.defaults import with_defaults
 from asrd.engine.device.gpu import current
 from asrd.engine.fused_head import require_fused_head
 from asrd.engine.loop import Observer, Run
@@ -100,7 +101,7 @@ def fast_generate(
         refuse_lost_streamer()
     if not isinstance(trace, str | os.PathLike | None):
         raise ValueError(f"trace={trace!r} is not a path: give a file name (or did you mean return_trace=True?)")
-    config = resolve_config(generation_config, arguments, max_length, input_ids, model)
+    config = resolve_config(generation_config, arguments, max_length, input_ids)
     if injected and "num_return_sequences" not in arguments:
         config.num_return_sequences = 1  # transformers has repeated the rows already
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
@@ -157,6 +158,7 @@ class _Call:
     ) -> AsrdOutput:
         """Rows (None: all of the call's) whose generated part begins at column `first`, or behind the prompt."""
         adapter = self.adapter
+        config = with_defaults(config, adapter)
         config.block_length = self.decoder.block_length(config)
         self.decoder.check_length(config, config.max_new_tokens)
         request = prepare(adapter, config, ids, mask, row_ids, self.tokenizer, first)
@@ -201,7 +203,7 @@ def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
     """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
     chosen = find_decoder(config.decoder).variant(config, adapter)
     if adapter.block_length is not None:
-        settle_blocks(adapter, config, chosen)
+        require_blocks(adapter, config, chosen)
     else:
         refuse_block_settings(adapter, config)
     chosen.check(config, adapter)

@@ -7,7 +7,7 @@ rows into results; batches, slots and canvases are the affair of `asrd.engine`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from asrd.config import FIELDS, AsrdConfig, check, resolve_aliases
 from asrd.decoders import find_decoder
 from asrd.engine.canvas import config_of_part, first_masks
 from asrd.engine.decoder import SHARED
+from asrd.engine.defaults import with_defaults
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
 from asrd.engine.fused_head import require_fused_head
@@ -134,8 +135,8 @@ class Engine:
             raise ValueError(f"slots={slots!r} is out of range: expected an integer of at least 1")
         self.adapter, self.tokenizer, self.chat = ModelAdapter(model), tokenizer, chat
         warn_of_training(model)
-        self._kinds: dict[str, Kind] = {}
-        self._kind = self._kind_of(resolve_config(generation_config, settings, model=model))
+        self._kinds: dict[Hashable, Kind] = {}
+        self._kind = self._kind_of(resolve_config(generation_config, settings))
         if not isinstance(graph_memory, int) or graph_memory < 0:
             raise ValueError(f"graph_memory={graph_memory!r} is out of range: expected a number of bytes")
         self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers], graph_memory, every_step)
@@ -257,12 +258,12 @@ class Engine:
                 f"num_return_sequences={config.num_return_sequences}: a request has one text; submit it so many times,"
                 " with a temperature and row_id=0, 1, ..."
             )
-        config.block_length = kind.decoder.block_length(config)
         firsts = first_masks(ids, None, special_ids(self.adapter, config, self.tokenizer).mask)
         first = None if firsts is None else firsts[0]
         if first is not None:
             config = config_of_part(config, ids.shape[1], first)
-            config.block_length = kind.decoder.block_length(config)
+        config = with_defaults(config, self.adapter)
+        config.block_length = kind.decoder.block_length(config)
         kind.decoder.check_length(config, config.max_new_tokens)
         return kind, config, first
 
@@ -272,19 +273,16 @@ class Engine:
         shaping = request.shaping
         sets = None if shaping is None or shaping.sets is None else shaping.sets.cpu().numpy().tobytes()
         processors = () if shaping is None else tuple(map(id, shaping.processors))
-        key = repr((id(kind), request.given is not None, processors)) + str(hash(sets))
-        found = self._kinds.pop(key, None)
-        if found is None:
-            found = Kind(kind.adapter, kind.decoder, kind.config)
-            found.keep = (kind, shaping)
-        self._kinds[key] = found
-        return found
+        key = (id(kind), request.given is not None, processors, sets)
+        return self._remembered(key, lambda: Kind(kind.adapter, kind.decoder, kind.config, keep=(kind, shaping)))
 
     def _kind_of(self, config: AsrdConfig) -> Kind:
-        key = repr([(name, value) for name, value in sorted(config.settings().items()) if name not in _OWN])
-        kind = self._kinds.pop(key, None)
-        if kind is None:
-            kind = Kind(self.adapter, checked_decoder(self.adapter, config), config)
+        settings = with_defaults(config, self.adapter).settings()
+        key = repr([(name, value) for name, value in sorted(settings.items()) if name not in _OWN])
+        return self._remembered(key, lambda: Kind(self.adapter, checked_decoder(self.adapter, config), config))
+
+    def _remembered(self, key: Hashable, new: Callable[[], Kind]) -> Kind:
+        kind = self._kinds.pop(key, None) or new()
         self._kinds[key] = kind  # the latest goes last
         if len(self._kinds) > KINDS:
             del self._kinds[next(iter(self._kinds))]

@@ -15,28 +15,19 @@ from typing import Any, Literal, TypedDict
 
 @dataclass(frozen=True)
 class Field:
-    """One setting: its default, the test a value must pass, that test in words, and what the setting does."""
+    """One setting: its default, the test a value must pass, that test in words, and what the setting does.
+
+    by_model: a model may have a default of its own. In a config None then means that the setting is not given.
+    """
 
     default: Any
     fits: Callable[[Any], bool]
     expects: str
     about: str = ""
+    by_model: bool = False
 
 
 MOST = 2**31 - 1  # of a number that counts something: kernels and tensors of 64 bits can add such numbers up
-
-
-class DefaultInt(int):
-    """A default that can be told from the same number given by a caller: block-diffusion models have their own."""
-
-
-class DefaultFloat(float):
-    """See `DefaultInt`."""
-
-
-def is_given(value: Any) -> bool:
-    """Whether a caller has chosen the value of a setting whose default a model may replace."""
-    return not isinstance(value, DefaultInt | DefaultFloat)
 
 
 def _integer(low: int, high: int = MOST) -> Callable[[Any], bool]:
@@ -73,19 +64,21 @@ _TOKEN_ID = Field(None, _maybe(_integer(0)), "a token id (0 or more), or None to
 
 FIELDS: dict[str, Field] = {
     "max_new_tokens": Field(
-        DefaultInt(256),
+        256,
         _integer(0),
         "an integer from 0 to 2**31 - 1",
         "length of the text, and the most forward passes ever used; 0: fill the masks of the prompt only",
+        by_model=True,
     ),
     "block_length": Field(
-        DefaultInt(32),
+        32,
         _integer(1),
         "an integer from 1 to 2**31 - 1",
         "blocks are decoded from left to right; the last may be shorter",
+        by_model=True,
     ),
     "threshold": Field(
-        DefaultFloat(0.7), _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted"
+        0.7, _real(0, 1), "a number from 0 to 1", "a mask more confident than this is drafted", by_model=True
     ),
     "window": Field(
         2,

@@ -101,7 +101,7 @@ class Chat:
             key, value = parse_setting(item)
             check(key, value)
             self.settings[key] = value
-            if value == FIELDS[key].default:
+            if value == FIELDS[key].default and not FIELDS[key].by_model:
                 del self.settings[key]
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all settings as ever"
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from asrd.arguments import default_length, log_once
+from asrd.arguments import log_once
 from asrd.cli.commands import WITH_REVOCATIONS
 from asrd.cli.generate import warn_of_unknown_words
 from asrd.cli.loading import (
@@ -19,6 +19,7 @@ from asrd.cli.loading import (
 )
 from asrd.cli.settings import settings_of
 from asrd.decoders import DECODERS, find_decoder
+from asrd.engine.defaults import default_length
 from asrd.files import write_text
 from asrd.generate import fast_generate
 from asrd.lab.progress import Progress

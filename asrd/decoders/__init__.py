@@ -65,7 +65,7 @@ def without_effect(config: AsrdConfig) -> list[str]:
     """The settings that were changed but that the configured decoder does not look at."""
     decoder = find_decoder(config.decoder)
     unread = (frozenset(FIELDS) - decoder.reads) | decoder.unread(config)
-    return [name for name in FIELDS if name in unread and getattr(config, name) != FIELDS[name].default]
+    return [name for name in FIELDS if name in unread and getattr(config, name) not in (None, FIELDS[name].default)]
 
 
 __all__ = [

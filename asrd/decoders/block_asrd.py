@@ -30,7 +30,7 @@ class BlockAsrdDecoder(AsrdDecoder):
         """Drafts are dynamic; settings of joint decoding mean nothing here."""
         if config.strategy not in (None, "dynamic"):
             raise ValueError(f"strategy={config.strategy!r} cannot be used with decoder='asrd': expected 'dynamic'")
-        check_blocks(config, joint=False)
+        check_blocks(config, adapter, joint=False)
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
@@ -70,7 +70,7 @@ class JointAsrdDecoder(BlockAsrdDecoder):
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """Settings of quotas mean nothing here."""
-        check_blocks(config, joint=True)
+        check_blocks(config, adapter, joint=True)
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)

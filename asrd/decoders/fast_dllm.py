@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asrd.config import FIELDS, AsrdConfig, is_given
+from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import SHARED
 from asrd.engine.request import Request
@@ -80,7 +80,7 @@ class FactorDecoder(FastDllmDecoder):
 
 def refuse_threshold(config: AsrdConfig) -> None:
     """Raise if a threshold is given to a decoder that drafts by factor."""
-    if is_given(config.threshold) and config.threshold != FIELDS["threshold"].default:
+    if config.threshold not in (None, FIELDS["threshold"].default):
         raise ValueError(
             f"threshold={config.threshold} and decoder={config.decoder!r} are two rules for the same choice:"
             " leave threshold out, or use decoder='threshold'"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asrd.config import AsrdConfig
 from asrd.engine.decoder import BLOCK_FIELDS, SHARED, Decoder
+from asrd.engine.defaults import with_defaults
 from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import Joint, VocabStats, joint_commit_torch, most_confident, new_joint, wanted_slots
@@ -23,15 +24,13 @@ def strategy_of(config: AsrdConfig, adapter: ModelAdapter) -> str:
     return config.strategy or ("joint" if adapter.native == "llada21" else "dynamic")
 
 
-def check_blocks(config: AsrdConfig, joint: bool) -> None:
+def check_blocks(config: AsrdConfig, adapter: ModelAdapter, joint: bool) -> None:
     """Raise ValueError for settings of the other kind of strategy."""
-    steps = config.denoising_steps
+    steps, size = config.denoising_steps, with_defaults(config, adapter).block_length
     if joint and steps is not None:
         raise ValueError(f"denoising_steps={steps} is not a setting of strategy='joint': num_to_transfer is its quota")
-    if steps is not None and steps > config.block_length:
-        raise ValueError(
-            f"denoising_steps={steps} is more than the block length, {config.block_length}: each commits a token"
-        )
+    if steps is not None and steps > size:
+        raise ValueError(f"denoising_steps={steps} is more than the block length, {size}: each commits a token")
     for name, default in (("editing_threshold", 0.9), ("max_post_steps", 16), ("num_to_transfer", 1)):
         if not joint and getattr(config, name) != default:
             raise ValueError(f"{name}={getattr(config, name)} is a setting of strategy='joint' only")
@@ -108,7 +107,7 @@ class QuotaDecoder(NativeDecoder):
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """Settings of joint decoding mean nothing here."""
-        check_blocks(config, joint=False)
+        check_blocks(config, adapter, joint=False)
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)
@@ -144,7 +143,7 @@ class JointDecoder(NativeDecoder):
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """Settings of quotas mean nothing here."""
-        check_blocks(config, joint=True)
+        check_blocks(config, adapter, joint=True)
 
     def __init__(self, request: Request, table: Tensor) -> None:
         super().__init__(request, table)

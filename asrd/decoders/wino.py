@@ -79,7 +79,8 @@ class WinoDecoder(Decoder):
         end = (self.state.prompt_length + self.state.lengths)[:, None]
         in_block = column < torch.minimum(checked[:, :1] + self.size, end)
         places = self.places.gather(1, column.clamp(max=self.canvas - 1))
-        return AttentionLayout(self.real, checked[..., None], in_block, torch.cat([self.places, places], dim=1))
+        hidden = torch.where(checked < self.canvas, checked, -1)  # from there on the columns are those of the shadow
+        return AttentionLayout(self.real, hidden[..., None], in_block, torch.cat([self.places, places], dim=1))
 
     def wanted(self) -> Tensor:
         """The masks of the active block, and the shadow of its tokens."""

@@ -1,6 +1,7 @@
 """One loop for every decoder, for one decode and for many requests: from checked prompts to committed canvases.
 
 canvas     masks inside the prompt: where the generated part begins, and what is given in it
+defaults   the value of each setting that is not given: the model's own, or the default
 request    prompts and settings, checked and on the device
 decoder    `Decoder`: the interface between the loop and a decoder, and its defaults
 loop       a step: embed, forward, read the statistics, commit

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.config import AsrdConfig, is_given
+from asrd.config import AsrdConfig
 
 
 def is_dense(values: Any) -> bool:
@@ -39,7 +39,7 @@ def first_masks(input_ids: Any, attention_mask: Any, mask_id: int) -> list[int] 
 def config_of_part(config: AsrdConfig, width: int, first: int) -> AsrdConfig:
     """The settings for rows of `width` ids whose generated part begins at column `first`, behind them as many masks as
     max_new_tokens says: none where nobody has said anything."""
-    new = int(config.max_new_tokens) if is_given(config.max_new_tokens) else 0
+    new = int(config.max_new_tokens or 0)
     if width - first + new == 0:
         raise ValueError(
             "max_new_tokens=0 and a row of the prompt without a mask: there is nothing to generate;"

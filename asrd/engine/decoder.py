@@ -90,7 +90,7 @@ class Decoder(ABC):
 
     @classmethod  # noqa: B027 - most have nothing to refuse
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
-        """Raise ValueError if the decoder cannot run with these settings on this model."""
+        """Raise ValueError if the decoder cannot run with these settings on this model. What is not given is None."""
 
     @classmethod  # noqa: B027
     def check_length(cls, config: AsrdConfig, length: int) -> None:

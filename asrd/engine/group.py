@@ -15,6 +15,7 @@ import torch
 from asrd.config import AsrdConfig
 from asrd.engine.batch import Batch, size_for
 from asrd.engine.decoder import Decoder
+from asrd.engine.defaults import with_defaults
 from asrd.engine.device.completion import unreadable
 from asrd.engine.device.gpu import shapes_on
 from asrd.engine.loop import Run
@@ -85,7 +86,8 @@ class Group:
         self, kind: Kind, width: int, length: int, watchers: Sequence[Watcher] = (), every_step: bool = True
     ) -> None:
         self.kind, self.width, self.length, self.every_step = kind, width, length, every_step
-        self.config = AsrdConfig(**kind.config.settings() | {"max_new_tokens": length})
+        config = AsrdConfig(**kind.config.settings() | {"max_new_tokens": length})
+        self.config = with_defaults(config, kind.adapter)
         self.config.block_length = kind.decoder.block_length(self.config)
         self.observers = [self._shown_to(watcher) for watcher in watchers]
         self.fixed = shapes_on(kind.adapter.table.device)[1] is not None

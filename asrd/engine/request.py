@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asrd.config import AsrdConfig
 from asrd.engine.canvas import given_part, is_dense
+from asrd.engine.defaults import with_defaults
 from asrd.models.adapter import ModelAdapter
 from asrd.models.special_ids import SpecialIds, check_id, special_ids
 from asrd_kernels import Impl, Readout, Rules, resolve_impl
@@ -94,6 +95,7 @@ def prepare(
     first: the column of the prompt at which the generated part begins, the same in all rows; max_new_tokens then counts
     from there. None: it begins behind the prompt.
     """
+    config = with_defaults(config, adapter)
     impl = resolve_impl(config.impl, adapter.table.device)
     ids = special_ids(adapter, config, tokenizer)
     prompt = _checked_prompt(adapter, input_ids)

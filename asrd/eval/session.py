@@ -13,6 +13,7 @@ from typing import Any
 from asrd.arguments import resolve_config
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
+from asrd.engine.defaults import with_defaults
 from asrd.eval.code_metric import Executor
 from asrd.eval.generations import count_lines
 from asrd.eval.likelihood import NO_BLOCKS, Estimate, published_estimate
@@ -119,8 +120,9 @@ class Session:
         adapter = ModelAdapter(self.model)
         for cell in cells:
             run = cell.run
-            config = resolve_config(None, {"decoder": run.decoder, **run.settings}, model=self.model)
-            config.block_length = checked_decoder(adapter, config).block_length(config)
+            given = resolve_config(None, {"decoder": run.decoder, **run.settings})
+            config = with_defaults(given, adapter)
+            config.block_length = checked_decoder(adapter, given).block_length(config)
             reads = DECODERS[run.decoder].reads
             values = {n: value for n, value in config.settings().items() if n in reads and n != "seed"}
             if "max_new_tokens" not in run.settings:

@@ -37,7 +37,7 @@ class AttentionLayout:
     the rows that are shared, and itself."""
 
     real: Tensor  # [B, L] bool: is not padding
-    excluded: Tensor  # [B, W, E] int64: canvas positions that the row does not see; one outside the canvas: none
+    excluded: Tensor  # [B, W, E] int64: columns that the row does not see; -1: none
     shared: Tensor  # [B, W] bool: the rows behind the canvas that all of these see
     positions: Tensor  # [B, L + W] int64, position ids
     used: Tensor | None = None  # [B, W] bool: what is read of the rows behind the canvas, from the left; None: all

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from asrd.arguments import resolve_config
-from asrd.config import AsrdConfig
+from asrd.config import FIELDS, AsrdConfig
 from asrd.decoders import DECODERS, find_decoder
-from asrd.engine.caches import settle_blocks
+from asrd.engine.caches import require_blocks
+from asrd.engine.defaults import with_defaults
 from asrd.many import Engine, Observer
 from asrd.models import ModelAdapter, special_ids
 from asrd.serve.errors import ApiError
@@ -45,12 +46,14 @@ class Service:
         settings: dict[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.name, self.slots, self.limits = tokenizer, name, slots, limits or Limits()
-        self.config: AsrdConfig = resolve_config(None, settings or {})
-        adapter = ModelAdapter(model)
-        ids = special_ids(adapter, self.config, tokenizer)
+        config, adapter = resolve_config(None, settings or {}), ModelAdapter(model)
+        ids = special_ids(adapter, config, tokenizer)
         self.context, self.mask_id = adapter.context_length, ids.mask
-        if adapter.block_length is not None:  # its own block length and threshold, where none are given
-            settle_blocks(adapter, self.config, find_decoder(self.config.decoder).variant(self.config, adapter))
+        if adapter.block_length is not None:
+            require_blocks(adapter, config, find_decoder(config.decoder).variant(config, adapter))
+        if config.max_new_tokens is None:  # a server's answers may be longer than a model usually gives
+            config.max_new_tokens = FIELDS["max_new_tokens"].default
+        self.config: AsrdConfig = with_defaults(config, adapter)
         self.decoders = [name for name in DECODERS if self._runs(name, adapter)]
         self.eos_ids = ids.eos if self.config.early_stop else ()
 

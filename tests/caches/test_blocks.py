@@ -238,6 +238,17 @@ def test_requests_among_others_decode_as_alone() -> None:
             assert (handle.result.steps, handle.result.computed) == (int(alone.steps), int(alone.computed))
 
 
+def test_a_request_is_given_a_threshold_even_if_it_is_the_usual_one() -> None:
+    model, ids = block_model(BlockSpec(seed=2, peak=80.0)), prompt(6)
+    engine = asrd.Engine(model, slots=2, decoder="threshold", max_new_tokens=24)
+    handles = [engine.submit(ids[0].tolist(), **given) for given in ({}, {"threshold": 0.7})]
+    list(engine.run())
+    steps = [handle.result.steps for handle in handles if handle.result is not None]
+    alone = [decode(model, ids, decoder="threshold", max_new_tokens=24, **g) for g in ({}, {"threshold": 0.7})]
+    assert steps == [int(one.steps) for one in alone]
+    assert len(set(steps)) == 2  # the model's own is another
+
+
 class Streamer:
     def __init__(self) -> None:
         self.tokens: list[int] = []

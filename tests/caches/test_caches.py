@@ -1,4 +1,4 @@
-"""KV caches: exact where SEMANTICS.md's last section makes them exact, and elsewhere exactly the approximation it says.
+"""KV caches: exact where the last section of docs/semantics.md says so, elsewhere exactly its approximation.
 
 Models are float64 with random weights, so that slices and whole canvases differ by rounding only and nothing hangs on
 that. A case is drawn from a seed: `Case.draw("asrd", 12)` in a shell repeats what failed.
@@ -22,8 +22,8 @@ import asrd
 from asrd.engine.caches import PartialForward, Schedule
 from asrd.engine.caches.partial import share_forwards
 from asrd.engine.device.gpu import fixed_shapes
-from asrd.lab.tiny.batch import collate
-from asrd.lab.tiny.task import problems
+from asrd.lab.tiny.batch import collate, prompt_ids
+from asrd.lab.tiny.task import held_out, problems
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 from tests.decoders import test_baseline_semantics, test_loo_semantics
@@ -245,13 +245,25 @@ def test_the_packaged_models_decode_alike_alone_and_in_a_batch(packaged: str, re
     assert exact == run(some)
 
 
+def test_witnesses_have_room_in_the_cache_of_a_batch_that_has_shrunk() -> None:
+    model, _ = asrd.load("tiny-shift", dtype=torch.float64)
+    some = held_out(8, "hard")
+    settings: dict[str, Any] = {"decoder": "loo", "kv_cache": "prefix", "max_new_tokens": 96, "block_length": 32}
+    batch = collate(some)
+    width = batch.prompt.shape[1]
+    together = asrd.fast_generate(model, batch.prompt, batch.attention_mask[:, :width], **settings)
+    for row, problem in enumerate(some):
+        alone = asrd.fast_generate(model, torch.tensor([prompt_ids(problem)]), row_ids=[row], **settings)
+        assert together[row, width:].tolist() == alone[0, -96:].tolist(), row
+
+
 def test_fixed_shapes_decide_as_chosen_rows_do() -> None:
     wanted = [decode(model, "asrd", kv_cache="dual") for model in models("asrd", 2)]
     with fixed_shapes():
         assert [decode(model, "asrd", kv_cache="dual") for model in models("asrd", 2)] == wanted
 
 
-# --- elsewhere: the approximation that SEMANTICS.md describes --------------------------------------------------------
+# --- elsewhere: the approximation that docs/semantics.md describes ----------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from asrd.engine.batch import Batch, size_for
 from asrd.engine.device import gpu as gpu_module
 from asrd.engine.device import graph
 from asrd.engine.group import Group
-from asrd.many import Engine, generate_many
+from asrd.many import KINDS, Engine, generate_many
 from asrd_kernels import VocabStats
 from tests.support.fake_gpu import FakeGpu
 from tests.support.remote_models import LLaDAConfig, LLaDAModelLM, randomise
@@ -76,6 +76,21 @@ def test_a_request_without_a_prompt_hurts_no_other() -> None:
     first, second = sorted(generate_many(MODEL, [{"seed": 3}, [2, 3]], **SETTINGS), key=lambda result: result.index)
     assert "the request has no prompt" in str(first.error)
     assert got(second) == alone(MODEL, [2, 3], 1)
+
+
+def test_sets_of_allowed_tokens_with_equal_hashes_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asrd.many.hash", lambda value: 0, raising=False)
+    engine = Engine(MODEL, slots=2, **SETTINGS)
+    handles = [engine.submit([2, 3, 4], allowed={0: [token]}) for token in (5, 6)]
+    list(engine.run())
+    assert [handle.result.tokens[0] for handle in handles if handle.result is not None] == [5, 6]
+
+
+def test_no_more_sets_of_allowed_tokens_are_remembered_than_settings() -> None:
+    engine = Engine(MODEL, slots=2, **SETTINGS)
+    for number in range(KINDS + 9):
+        engine.submit([2, 3], allowed={0: [2 + bit for bit in range(7) if (number + 1) >> bit & 1]})
+    assert len(engine._kinds) == KINDS
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Random schedules: whatever comes when, beside whatever else, a request decodes as `fast_generate` decodes it alone.
 
-`Schedule.draw(1234)` in a shell repeats what failed. The invariants of SEMANTICS.md are looked at in every slot after
-every step.
+`Schedule.draw(1234)` in a shell repeats what failed. The invariants of docs/semantics.md are looked at in every slot
+after every step.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ def test_commands(tmp_path: Path) -> None:
     assert chat.settings["decoder"] == "threshold"
     assert "unknown" in printed(chat, "/decoder magic")
     assert chat.settings["decoder"] == "threshold"
+    assert "threshold=0.7" in printed(chat, "/set threshold=0.7")  # the default, but not that of every model
     assert "threshold=0.9" in printed(chat, "/set threshold=0.9")
     assert "out of range" in printed(chat, "/set threshold=7")
     assert "expected KEY=VALUE" in printed(chat, "/set nonsense")

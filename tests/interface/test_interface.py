@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
@@ -23,6 +24,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, TextDiffusio
 import asrd
 from asrd import arguments
 from asrd.config import ALIASES, FIELDS, AsrdConfig
+from asrd.lab.tiny.batch import prompt_ids
+from asrd.lab.tiny.task import held_out
 from asrd.settings import Settings
 from tests.support.table_models import TableModel, TableSpec, make_llama
 
@@ -70,8 +73,10 @@ def test_defaults_are_those_of_the_contract() -> None:
         "eos_token_id": None,
         "pad_token_id": None,
     }
+    assert {name: FIELDS[name].default for name in expected} == expected
     settings = AsrdConfig().settings()
-    assert {name: settings[name] for name in expected} == expected
+    unset = dict.fromkeys(["max_new_tokens", "block_length", "threshold"])  # a model may have its own
+    assert {name: settings[name] for name in expected} == expected | unset
 
 
 def test_a_config_is_a_generation_config_that_survives_saving(tmp_path: Path) -> None:
@@ -82,6 +87,28 @@ def test_a_config_is_a_generation_config_that_survives_saving(tmp_path: Path) ->
     assert loaded.settings() == config.settings()
     assert AsrdConfig.from_pretrained(tmp_path, threshold=0.6).threshold == 0.6
     assert AsrdConfig.from_dict(config.to_dict()).settings() == config.settings()
+
+
+def test_what_is_not_given_is_the_models_own_before_saving_and_after(tmp_path: Path) -> None:
+    model, _ = asrd.load("tiny-block")
+    ids = torch.tensor([prompt_ids(held_out(1)[0])])
+
+    def decode(config: AsrdConfig | None, **settings: Any) -> tuple[list[int], int]:
+        out = asrd.fast_generate(model, ids, generation_config=config, return_dict_in_generate=True, **settings)
+        return out.sequences[0].tolist(), int(out.steps[0])
+
+    config, wanted = AsrdConfig(), decode(None, max_new_tokens=96)
+    assert decode(config, max_new_tokens=96) == wanted
+    config.save_pretrained(tmp_path)
+    for loaded in (AsrdConfig.from_pretrained(tmp_path), AsrdConfig.from_dict(config.to_dict()), copy.deepcopy(config)):
+        assert loaded.settings() == config.settings()
+        assert str(loaded) == str(config)
+        assert decode(loaded, max_new_tokens=96) == wanted
+    assert decode(config) == decode(None)  # the length, too
+    given = AsrdConfig(block_length=FIELDS["block_length"].default, threshold=FIELDS["threshold"].default)
+    given.save_pretrained(tmp_path)
+    assert decode(given) == decode(AsrdConfig.from_pretrained(tmp_path)) != wanted
+    assert config.settings() == AsrdConfig().settings()  # which no decode fills in
 
 
 @pytest.mark.parametrize(

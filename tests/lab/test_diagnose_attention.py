@@ -72,7 +72,7 @@ class LooksByLikeness(nn.Module):
 
 
 def edited(state: DecodeState, row: int, table: Tensor, guidance: float, probe: float) -> Tensor:
-    """Embeddings of one row as SEMANTICS.md has them, restated position by position."""
+    """Embeddings of one row as docs/semantics.md has them, restated position by position."""
     prompt, mask = state.prompt_length, table.shape[0] - 1
     tokens = state.tokens[row].tolist()
     ring = [int(state.ring[row, i]) for i in range(min(int(state.anchors[row]), state.ring.shape[1] - 1))]

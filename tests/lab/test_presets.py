@@ -74,6 +74,7 @@ def test_settings_of_the_caller_apply_to_all_runs_except_where_the_table_sweeps_
 
 
 def test_runs_with_equal_decodes_share_their_records() -> None:
+    assert RunSpec("asrd", {"threshold": 0.7}).key() != RunSpec("asrd").key()  # a model may have its own
     assert RunSpec("asrd", {"alpha": 0.1}).key() == RunSpec("asrd").key() != RunSpec("asrd", {"alpha": 0.2}).key()
     assert RunSpec("asrd", {"alpha": 0.1}).name != RunSpec("asrd").name
 

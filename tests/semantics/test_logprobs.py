@@ -10,6 +10,8 @@ import torch
 
 import asrd
 from asrd.decoders import DECODERS
+from asrd.lab.tiny.batch import prompt_ids
+from asrd.lab.tiny.task import held_out
 from asrd.many import Engine
 from tests.support.smooth_models import SmoothModel, SmoothSpec
 from tests.support.table_models import TableModel, TableSpec, make_llama
@@ -102,6 +104,23 @@ def test_alone_in_a_batch_and_in_the_engine_they_are_the_same(cache: str | None)
     off = asrd.fast_generate(model, IDS, return_dict_in_generate=True, **settings | {"logprobs": False})
     assert off.logprobs is None
     assert torch.equal(off.sequences, out.sequences)
+
+
+def test_winos_checks_do_not_depend_on_how_far_the_canvas_goes_on() -> None:
+    model, _ = asrd.load("tiny-shift", dtype=torch.float64)
+    prompts = [prompt_ids(problem) for problem in held_out(5, "hard")]
+    settings = {"decoder": "wino", "threshold": 0.5, "block_length": 32, "logprobs": True}
+    engine = Engine(model, slots=5, **settings)
+    lengths = (96, 64, 61, 41, 22)  # on one canvas, and the row's last block ends before it does
+    handles = [engine.submit(ids, max_new_tokens=n) for ids, n in zip(prompts, lengths, strict=True)]
+    list(engine.run())
+    for ids, length, handle in zip(prompts, lengths, handles, strict=True):
+        given = settings | {"max_new_tokens": length, "return_dict_in_generate": True}
+        alone = asrd.fast_generate(model, torch.tensor([ids]), **given)
+        assert handle.result is not None
+        assert handle.result.logprobs is not None
+        wanted = alone.logprobs.last_logprob[0, : handle.result.length].tolist()
+        assert handle.result.logprobs["last_logprob"] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_output_scores_is_the_same_setting() -> None:

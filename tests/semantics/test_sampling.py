@@ -27,7 +27,7 @@ def philox_word(seed: int, counter: Sequence[int], lane: int) -> int:
 
 
 def noise(position: int, tokens: Sequence[int]) -> list[float]:
-    """Gumbel noise of tokens at a generated position, as SEMANTICS.md keys it."""
+    """Gumbel noise of tokens at a generated position, as docs/semantics.md keys it."""
     draws = [philox_word(SEED, (token // 4, position, ROW, 0), token % 4) for token in tokens]
     return [-math.log(-math.log1p(-min((draw + 0.5) / WORD, 1 - 2**-24))) for draw in draws]
 

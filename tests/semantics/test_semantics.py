@@ -1,4 +1,4 @@
-"""`asrd.fast_generate` decodes exactly as SEMANTICS.md says: thousands of random decodes against the oracle.
+"""`asrd.fast_generate` decodes exactly as docs/semantics.md says: thousands of random decodes against the oracle.
 
 A case is drawn from a seed, so that `Case.draw(1234)` in a shell repeats what failed. Each chunk of cases is one test.
 """

@@ -1,8 +1,8 @@
 """The baseline decoders of PEERS.md, sections 1 to 5, restated for one row: sets, lists and Python floats (float64).
 
 Knows: standard (LLaDA's quota and Dream's schedules), threshold and factor (Fast-dLLM), wino, saber (LLaDA's and
-Dream's). What all decoders share, forbidden tokens, sampling, guidance, end of text, is SEMANTICS.md's and comes from
-`oracle`. Does not know: the packages `asrd` and `asrd_kernels`, batches, padding, KV caches.
+Dream's). What all decoders share, forbidden tokens, sampling, guidance, end of text, is docs/semantics.md's and comes
+from `oracle`. Does not know: the packages `asrd` and `asrd_kernels`, batches, padding, KV caches.
 
 `Result.closest_call` is the smallest distance by which a decision was taken: what hangs on rounding proves nothing.
 """
@@ -157,7 +157,7 @@ def standard(
     """LLaDA's: a block of m masks and S steps commits m // S tokens per step, in the first m % S steps one more.
 
     LLaDA asks for whole blocks and equally many steps for each; else S is rounded down. Where S exceeds m, LLaDA idles
-    through the rest of its steps; such forwards change nothing and are left out here (the budget of SEMANTICS.md).
+    through the rest of its steps; such forwards change nothing and are left out here (the budget of docs/semantics.md).
     """
     row = Row(prompt, forward, settings, noise)
     for block in row.blocks:

@@ -1,4 +1,4 @@
-"""KV caches restated for one row: the last section of SEMANTICS.md as sets, and a transformer that obeys them.
+"""KV caches restated for one row: the last section of docs/semantics.md as sets, and a transformer that obeys them.
 
 Knows: which positions each forward pass recomputes, and Llama's and Qwen2's arithmetic, from their weights, with keys
 and values kept position by position. Does not know: the packages `asrd` and `asrd_kernels`, transformers' own forward,

@@ -1,4 +1,4 @@
-"""SEMANTICS.md restated for one row, slowly: sets, lists and Python floats (float64), one numbered step after another.
+"""docs/semantics.md restated for one row, slowly: sets, lists and Python floats (float64), one step after another.
 
 Knows: the decoder "asrd". Does not know: the packages `asrd` and `asrd_kernels` (it shares no code with them), batches,
 padding, KV caches, random probes. The model is a callable from `inputs_embeds` [1, L, D] to logits [1, L, V], float64.
@@ -25,7 +25,7 @@ FLAT_ENTROPY_NATS = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """What steers one decode. Names are those of SEMANTICS.md; `cfg_scale=0` means no classifier-free guidance."""
+    """What steers one decode. Names are those of docs/semantics.md; `cfg_scale=0` means no classifier-free guidance."""
 
     max_new_tokens: int
     block_length: int

@@ -17,7 +17,7 @@ block_behind  what a forward has behind its blocks: a block once more, witnesses
 block_support  which models, decoders and settings can be used there
 """
 
-from asrd.engine.caches.block_support import refuse_block_settings, settle_blocks
+from asrd.engine.caches.block_support import refuse_block_settings, require_blocks
 from asrd.engine.caches.blocks import BlockBody
 from asrd.engine.caches.body import CachedBody
 from asrd.engine.caches.fixed import FixedForwards, Part, plan
@@ -38,6 +38,6 @@ __all__ = [
     "copy_lines",
     "plan",
     "refuse_block_settings",
+    "require_blocks",
     "require_cache",
-    "settle_blocks",
 ]

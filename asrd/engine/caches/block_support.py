@@ -1,4 +1,4 @@
-"""What a decode on a block-diffusion model may be given; the model's own block length and threshold where nothing is.
+"""What a decode on a block-diffusion model may be given.
 
 Whether the model keeps to masks, positions and K/V is found out as for other caches.
 """
@@ -9,22 +9,20 @@ import logging
 
 import torch
 
-from asrd.config import FIELDS, AsrdConfig, is_given
+from asrd.config import FIELDS, AsrdConfig
 from asrd.engine.caches.block_layer import BlockCache
 from asrd.engine.caches.support import why_no_cache
 from asrd.engine.decoder import BLOCK_FIELDS, Decoder
+from asrd.engine.defaults import THRESHOLDS
 from asrd.models.adapter import ModelAdapter, evaluating
-from asrd.settings import DefaultFloat
 
 log = logging.getLogger("asrd")
 
-THRESHOLDS = {"sdar": 0.85, "llada2": 0.95, "llada21": 0.95}  # the authors' defaults
 PROBE_BLOCK = 2
 
 
-def settle_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decoder]) -> None:
-    """Raise ValueError unless this decoder with these settings runs on this block-diffusion model; put its own block
-    length and threshold into the settings that are not given."""
+def require_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decoder]) -> None:
+    """Raise ValueError unless this decoder with these settings runs on this block-diffusion model."""
     name = type(adapter.model).__name__
     if adapter.native not in THRESHOLDS:
         raise ValueError(
@@ -43,14 +41,10 @@ def settle_blocks(adapter: ModelAdapter, config: AsrdConfig, decoder: type[Decod
     ):
         if (value := getattr(config, field)) != neutral:
             raise ValueError(f"{field}={value!r} cannot be used with {name}, a block-diffusion model: {why}")
-    if not is_given(config.block_length):
-        config.block_length = int(adapter.block_length or 0)
-    elif config.block_length != adapter.block_length:
+    if config.block_length not in (None, adapter.block_length):
         log.warning(
             "block_length=%d, but %s was trained with blocks of %d", config.block_length, name, adapter.block_length
         )
-    if not is_given(config.threshold):
-        config.threshold = DefaultFloat(THRESHOLDS[adapter.native])
     if reason := why_no_cache(adapter, _keeps_to_blocks):
         raise ValueError(
             f"{name} cannot be decoded in blocks, being a model {reason}: load the checkpoint with asrd.load"

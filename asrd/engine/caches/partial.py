@@ -62,7 +62,7 @@ class PartialForward:
         return self.hidden
 
     def make_room(self, rows: int) -> None:
-        """For so many rows behind the canvas in each forward; the first time it is called."""
+        """For so many rows behind the canvas in each forward; of effect only before the first K/V are there."""
         if len(self.hidden) == 0 and rows:
             self.cache = CanvasCache(self.length, rows)
 
@@ -76,6 +76,7 @@ class PartialForward:
         for new, old in ((self.positions, source.positions), (self.key_mask, source.key_mask)):
             if new is not None and old is not None:
                 copy_lines(old, rows, new, slots)
+        self.make_room(source.cache.unused - source.length)
         self.cache.put(source.cache, rows, slots, size)
         if len(source.hidden):
             if not len(self.hidden):

@@ -1,4 +1,4 @@
-"""Which canvas positions of each row the coming forward recomputes: the KV section of SEMANTICS.md.
+"""Which canvas positions of each row the coming forward recomputes: the KV section of docs/semantics.md.
 
 Knows blocks, steps, pending tokens and the tokens that the K/V were computed from. Knows no model and no K/V. Rows
 never influence each other.

@@ -39,7 +39,8 @@ class RunSpec:
 
     def key(self, **context: Any) -> str:
         """A file name: the same for runs whose decodes are the same in the same context (model, level)."""
-        content = {"decoder": self.decoder, "settings": self.deviations, "seed": self.seed, **context}
+        settings = self.deviations | {name: value for name, value in self.settings.items() if FIELDS[name].by_model}
+        content = {"decoder": self.decoder, "settings": settings, "seed": self.seed, **context}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.decoder}-{digest}"
 

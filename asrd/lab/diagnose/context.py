@@ -15,6 +15,7 @@ from torch import Tensor
 from asrd.arguments import resolve_config
 from asrd.engine.batch import Batch, decode
 from asrd.engine.decoder import Decoder, Selection
+from asrd.engine.defaults import with_defaults
 from asrd.engine.loop import Observer, Run, forward, head
 from asrd.engine.request import Request, prepare, special_ids
 from asrd.generate import checked_decoder
@@ -48,6 +49,7 @@ class DecodeContext:
         config = resolve_config(None, settings)
         adapter = wrap(model)
         chosen = checked_decoder(adapter, config)
+        config = with_defaults(config, adapter)
         config.block_length = chosen.block_length(config)
         chosen.check_length(config, config.max_new_tokens)
         pad = special_ids(adapter, config, tokenizer).pad
