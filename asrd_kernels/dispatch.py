@@ -22,7 +22,6 @@ from asrd_kernels.commit import apply_step as apply_step_torch
 from asrd_kernels.commit import commit_torch
 from asrd_kernels.commit import write_report as write_report_torch
 from asrd_kernels.draft_commit import Witnesses, draft_commit_torch
-from asrd_kernels.fused_head import fused_head_torch
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
@@ -81,25 +80,6 @@ def vocab_stats(
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
 
     vocab_stats_triton(logits, row, position, readout, out)
-
-
-def fused_head(
-    hidden: Tensor,
-    weight: Tensor,
-    source: Tensor,
-    row: Tensor,
-    position: Tensor,
-    readout: Readout,
-    out: VocabStats,
-    impl: str = "auto",
-) -> None:
-    """See `fused_head_torch`."""
-    if resolve_impl(impl, hidden.device) == "torch":
-        fused_head_torch(hidden, weight, source, row, position, readout, out)
-        return
-    from asrd_kernels.fused_head_triton import fused_head_triton
-
-    fused_head_triton(hidden, weight, source, row, position, readout, out)
 
 
 def by_twin(impl: str, query: Tensor) -> bool:

@@ -20,7 +20,6 @@ import torch
 import triton
 from tqdm import tqdm
 
-from asrd_kernels.head_cost import COLUMN_TILE, row_tile
 from asrd_kernels.leave_one_out_triton import attention_launch
 from benchmarks.kernels.cases import (
     DTYPES,
@@ -29,7 +28,6 @@ from benchmarks.kernels.cases import (
     commit_case,
     draft_case,
     embed_case,
-    head_case,
     stats_case,
 )
 from benchmarks.kernels.code import TARGETS, Caught, Figures, compile_for, recorded
@@ -60,7 +58,6 @@ def variants() -> Iterator[Variant]:
     yield from _stats_variants()
     yield from _embed_variants()
     yield from _commit_variants()
-    yield from _head_variants()
     yield from _attention_variants()
     yield from _draft_variants()
 
@@ -106,17 +103,6 @@ def _commit_variants() -> Iterator[Variant]:
             words = "".join(f" {name}={value}" for name, value in chosen.items())
             usual = (number, length) in ((0, 256), (1, 1024))
             yield Variant(f"G={length}{words}", usual, make)
-
-
-def _head_variants() -> Iterator[Variant]:
-    sizes = [(rows, 126464, 4096, heat) for rows in (16, 32, 64) for heat in (0.0, 0.7)]
-    for dtype, size in itertools.product(DTYPES, [*sizes, (16, 1000, 64, 0.7), (64, 126463, 100, 0.7)]):
-        rows, vocab, dim, heat = size
-        make = lambda d=dtype, n=rows, v=vocab, k=dim, t=heat: head_case(n, v, k, DTYPES[d], temperature=t)  # noqa: E731
-        label = f"{dtype} N={rows} V={vocab} D={dim}{' sampled' if heat else ''}"
-        usual = (dtype, *size) == ("bf16", 64, 126464, 4096, 0.0)
-        lines = row_tile(rows, DTYPES[dtype].itemsize) + COLUMN_TILE  # 128 bytes of a hidden state or weight
-        yield Variant(label, usual, make, wide_loads=("head_kernel", lines * 128) if dim % 16 == 0 else None)
 
 
 def _attention_variants() -> Iterator[Variant]:

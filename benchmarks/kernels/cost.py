@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from asrd_kernels.head_cost import go_no_go
 from benchmarks.kernels.cost_page import draw_growth, table
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +125,6 @@ def main() -> None:
     print(f"launches and host reads of one step\n\n{table(launches)}\n")
     print(f"machine code\n\n{table(code)}\n")
     print(f"growth\n\n{table([row for row in growth if row['axis'] != 'reference'])}\n")
-    print(f"LM head: one GEMM and vocab_stats, or fused\n\n{table(go_no_go())}")
     write_csv(arguments.out / "cost.csv", rows)
     write_csv(arguments.out / "growth.csv", growth)
     write_csv(arguments.out / "code.csv", code)

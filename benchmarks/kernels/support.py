@@ -32,16 +32,16 @@ BUDGETS = Path(__file__).with_name("budgets.json")
 BEGIN, END = "<!-- support: begin -->", "<!-- support: end -->"
 HALF = ("fp32", "fp16", "bf16")
 DTYPES = {
-    "anchor_embed": (*HALF, "fp64"), "vocab_stats": (*HALF, "fp64"), "fused_head": HALF, "commit": ("fp32", "fp64"),
+    "anchor_embed": (*HALF, "fp64"), "vocab_stats": (*HALF, "fp64"), "commit": ("fp32", "fp64"),
     "draft_commit": ("fp32", "fp64"), "leave_one_out_attention": HALF,
 }  # fmt: skip
 TESTS = {
     "anchor_embed": "test_anchor_embed_kernel.py", "vocab_stats": "test_vocab_stats_kernel.py",
-    "fused_head": "test_fused_head.py", "commit": "test_commit_kernel.py",
+    "commit": "test_commit_kernel.py",
     "draft_commit": "test_draft_commit_kernel.py", "leave_one_out_attention": "test_leave_one_out_kernel.py",
 }  # fmt: skip
 KERNELS = {  # a compiled kernel of the operation
-    "anchor_embed": "embed_kernel", "vocab_stats": "chunk_kernel", "fused_head": "head_kernel",
+    "anchor_embed": "embed_kernel", "vocab_stats": "chunk_kernel",
     "commit": "commit_kernel", "draft_commit": "draft_commit_kernel", "leave_one_out_attention": "span_kernel",
 }  # fmt: skip
 PTX_TARGETS = ("sm_80", "sm_90", "sm_100")
@@ -148,9 +148,9 @@ def fastest(notes: list[dict[str, Any]], where: str, selection: str) -> list[Evi
 
 def executed_files() -> dict[str, dict[str, str]]:
     """Target -> test file -> order, of what the tests execute as PTX; only sm_80 by default."""
-    from tests.kernels.test_kernel_processes import NEWER, STEPS, TENSOR_CORES
+    from tests.kernels.test_kernel_processes import NEWER, PARITY
 
-    files = {"sm_80": {Path(file).name: "lockstep" for file in (*STEPS, *TENSOR_CORES)}}
+    files = {"sm_80": {Path(file).name: "lockstep" for file in PARITY}}
     for target, order, file in NEWER:
         files.setdefault(target, {})[Path(file).name] = order
     return files

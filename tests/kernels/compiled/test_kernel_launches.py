@@ -22,14 +22,6 @@ def test_a_step_by_triton_is_four_launches_and_no_host_read() -> None:
     assert reads == {}
 
 
-def test_with_the_fused_head_a_step_is_four_launches_and_nothing_else_outside_the_models_body() -> None:
-    """Its programs read the wanted rows where the model left them: no gather, no logits."""
-    launches, reads = count_step("triton", lm_head="fused")
-    del launches["model"]
-    assert launches == OURS | dict.fromkeys(("slots", "row gather", "LM head", "report", "other"), 0)
-    assert reads == {}
-
-
 @pytest.mark.parametrize("name", ["threshold", "factor", "loo"])
 def test_decoders_that_only_draft_or_edit_commit_in_one_launch(name: str) -> None:
     launches, reads = count_step("triton", name)
