@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.arguments import tensors_in, with_tensors
-from benchmarks.kernels.cases import (
+from benchmarks.kernels.subjects import TWINS
+from tests.support.kernels.arguments import tensors_in, with_tensors
+from tests.support.kernels.cases import (
     DTYPES,
     Case,
     attention_case,
@@ -25,7 +26,6 @@ from benchmarks.kernels.cases import (
     reopened_case,
     stats_case,
 )
-from benchmarks.kernels.subjects import TWINS
 
 ALL_DTYPES = DTYPES | {"fp64": torch.float64}
 EMBEDDINGS = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-7, "fp64": 2.0**-51}

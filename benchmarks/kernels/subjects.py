@@ -18,8 +18,8 @@ from asrd_kernels import (
     vocab_stats_torch,
 )
 from benchmarks.kernels import rivals
-from benchmarks.kernels.arguments import tensors_in
-from benchmarks.kernels.cases import (
+from tests.support.kernels.arguments import tensors_in
+from tests.support.kernels.cases import (
     Case,
     attention_case,
     commit_case,
@@ -27,7 +27,7 @@ from benchmarks.kernels.cases import (
     embed_case,
     stats_case,
 )
-from benchmarks.kernels.launchers import LAUNCHERS
+from tests.support.kernels.launchers import LAUNCHERS
 
 BF16 = torch.bfloat16
 ROWS = 32  # wanted rows of a step: LLaDA's active block

@@ -1,7 +1,7 @@
 """Tests of Triton kernels run in processes of their own: Triton reads TRITON_INTERPRET once, when it is imported.
 
 tests/kernels/interpreted  values and memory, in Triton's interpreter on the CPU; values and decisions once more on what
-                           Triton compiles for NVIDIA GPUs, executed by the PTX machine (benchmarks/kernels/ptx)
+                           Triton compiles for NVIDIA GPUs, executed by the PTX machine (support/kernels/ptx)
 tests/kernels/compiled     machine code for GPUs that are not here
 
 By default a process takes several files, since it spends five seconds on its imports.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, stats_case
-from benchmarks.kernels.launchers import LAUNCHERS
-from benchmarks.kernels.ptx.counts import Counts, Traffic
-from benchmarks.kernels.ptx.launch import executed
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, stats_case
+from tests.support.kernels.launchers import LAUNCHERS
+from tests.support.kernels.ptx.counts import Counts, Traffic
+from tests.support.kernels.ptx.launch import executed
+from tests.support.kernels.ptx.unit import Options
 
 SUBJECTS: dict[str, Callable[[], Case]] = {
     "bf16 V=126464": lambda: stats_case(1, 126464, torch.bfloat16),

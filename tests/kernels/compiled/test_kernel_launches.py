@@ -8,7 +8,7 @@ import pytest
 
 from asrd.engine import loop
 from asrd_kernels import DecodeState, dispatch
-from benchmarks.kernels.launches import PARTS, count_step
+from tests.support.kernels.launches import PARTS, count_step
 
 OURS = {"embed": 1, "statistics": 2, "commit": 1}
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import asrd_kernels
-from benchmarks.kernels.cases import (
+from tests.support.kernels.cases import (
     Case,
     attention_case,
     commit_case,
@@ -28,8 +28,8 @@ from benchmarks.kernels.cases import (
     reopened_case,
     stats_case,
 )
-from benchmarks.kernels.launchers import LAUNCHERS
-from benchmarks.kernels.ptx.launch import Launched, executed
+from tests.support.kernels.launchers import LAUNCHERS
+from tests.support.kernels.ptx.launch import Launched, executed
 
 _NUMBER = itertools.count()
 MODULES = {"leave_one_out_attention": "leave_one_out"}

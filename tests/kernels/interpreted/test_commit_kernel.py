@@ -13,8 +13,8 @@ import torch
 
 from asrd_kernels import DecodeState, Rules, VocabStats, commit_torch, new_slots, new_state, new_stats, wanted_slots
 from asrd_kernels.commit_triton import commit_triton, launch_config
-from benchmarks.kernels.cases import a_reopened_block
 from tests.kernels.interpreted.parity import assert_all_happen, drawn_length
+from tests.support.kernels.cases import a_reopened_block
 
 SEEDS = range(1, 90, 3) if "PTX_TARGET" in os.environ else range(90)  # each has rules of its own, to be compiled
 POISON = -7

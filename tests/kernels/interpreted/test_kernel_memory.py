@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels.cases import (
+from tests.support.kernels.cases import (
     DTYPES,
     Case,
     attention_case,
@@ -18,8 +18,8 @@ from benchmarks.kernels.cases import (
     embed_case,
     stats_case,
 )
-from benchmarks.kernels.guard import KernelGuard, MemoryFault
-from benchmarks.kernels.launchers import LAUNCHERS
+from tests.support.kernels.guard import KernelGuard, MemoryFault
+from tests.support.kernels.launchers import LAUNCHERS
 
 LAUNCHES = {
     "anchor_embed": 1,

@@ -1,4 +1,4 @@
-"""A pytest plugin (`-p benchmarks.kernels.covered`): which kernels the passing tests launch, and in which dtype.
+"""A pytest plugin (`-p tests.support.kernels.covered`): which kernels the passing tests launch, and in which dtype.
 
 Appends a line of JSON for each test and kernel to the file that the environment names in KERNELS_COVERED; where
 KERNELS_WANTED lists kernels and dtypes ("commit fp32, commit fp64"), the run ends when all of them were seen. It looks

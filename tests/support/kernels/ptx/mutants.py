@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernels.cases import (
+from tests.support.kernels.cases import (
     Case,
     attention_case,
     draft_case,
@@ -20,10 +20,10 @@ from benchmarks.kernels.cases import (
     mixed_case,
     stats_case,
 )
-from benchmarks.kernels.launchers import LAUNCHERS
-from benchmarks.kernels.ptx.decode import program
-from benchmarks.kernels.ptx.launch import Launched, executed
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.launchers import LAUNCHERS
+from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.launch import Launched, executed
+from tests.support.kernels.ptx.unit import Options
 
 ENDS = tuple(range(3, 19))  # so many that texts end
 SUBJECTS: dict[str, Callable[[], Case]] = {

@@ -26,7 +26,7 @@ from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import dispatch, new_stats
-from benchmarks.kernels.code import Caught, is_launch, recorded
+from tests.support.kernels.code import Caught, is_launch, recorded
 
 PARTS = ("embed", "model", "slots", "row gather", "LM head", "statistics", "commit", "report")
 _WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
