@@ -97,7 +97,7 @@ PLANTS = {
         {"out of bounds"}, "logits",
     ),
     "vocab_stats reduces by the wrong operation": Plant(
-        "reduction", "vocab_stats", STATS, "tl.sum(b_weight, axis=AXIS)", "tl.max(b_weight, axis=AXIS)", set(),
+        "reduction", "vocab_stats", STATS, "tl.sum(b_weight, axis=0)", "tl.max(b_weight, axis=0)", set(),
     ),
     "vocab_stats lets a forbidden token race": Plant(
         "mask", "vocab_stats", lambda: stats_case(1, 1000, torch.float32, temperature=0.7), "tl.load(ids + i) - first",
