@@ -49,7 +49,6 @@ class AsrdConfig(GenerationConfig):
     kv_refresh: int | None
     decoder: str
     impl: Literal["auto", "torch", "triton"]
-    lm_head: Literal["gemm", "fused"]
     cuda_graph: Literal["auto"] | bool
     steps: int | None
     remasking: Literal["low_confidence", "random"]

@@ -32,7 +32,6 @@ from asrd.engine.caches import refuse_block_settings, require_blocks, require_ca
 from asrd.engine.canvas import config_of_part, first_masks
 from asrd.engine.defaults import with_defaults
 from asrd.engine.device.gpu import current
-from asrd.engine.fused_head import require_fused_head
 from asrd.engine.loop import Observer, Run
 from asrd.engine.observers.streaming import StreamObserver
 from asrd.engine.request import Request, prepare
@@ -165,8 +164,6 @@ class _Call:
         request = shaped(request, config, self.processors, self.allowed, self.tokenizer, rows)
         refuse_positions(self.position_ids, request)
         decoder = self.decoder(request, adapter.table.detach())
-        if config.lm_head == "fused":
-            require_fused_head(adapter, config, decoder)
         stops = row_stops(config, self.criteria, request, self.tokenizer)
         if any(stops) and (self.return_trace or self.trace is not None):
             raise ValueError("a trace does not show stop_strings and stopping_criteria: leave them or the trace out")

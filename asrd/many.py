@@ -23,7 +23,6 @@ from asrd.engine.decoder import SHARED
 from asrd.engine.defaults import with_defaults
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
-from asrd.engine.fused_head import require_fused_head
 from asrd.engine.group import COUNTS, Job, Kind, Outcome
 from asrd.engine.request import Request, prepare
 from asrd.engine.scheduler import GRAPH_MEMORY, Scheduler, Usage
@@ -193,8 +192,6 @@ class Engine:
             request = shaped(request, config, logits_processor, allowed, self.tokenizer)
             if request.given is not None or request.shaping is not None:
                 kind = self._kind_with(kind, request)
-            if config.lm_head == "fused":
-                require_fused_head(self.adapter, config, kind.decoder(request, self.adapter.table.detach()))
             (stop,) = row_stops(config, own_criteria(stopping_criteria), request, self.tokenizer)
         except (ValueError, TypeError) as error:
             self._end(handle, Outcome(None, [], 0, [0] * COUNTS, str(error)), "error")

@@ -165,9 +165,6 @@ FIELDS: dict[str, Field] = {
         _choice("auto", "auto", "torch", "triton"),
         about="Triton kernels or their PyTorch twins; auto: Triton on CUDA and ROCm",
     ),
-    "lm_head": replace(
-        _choice("gemm", "gemm", "fused"), about="a matrix product, or fused with the statistics in one kernel"
-    ),
     "cuda_graph": replace(
         _choice("auto", "auto", True, False), about="replay a step as a CUDA graph; auto: where it can be recorded"
     ),
@@ -283,7 +280,6 @@ class Settings(TypedDict, total=False):
     kv_refresh: int | None
     decoder: str
     impl: Literal["auto", "torch", "triton"]
-    lm_head: Literal["gemm", "fused"]
     cuda_graph: Literal["auto"] | bool
     steps: int | None
     remasking: Literal["low_confidence", "random"]

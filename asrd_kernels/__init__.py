@@ -3,7 +3,6 @@
 state         DecodeState, Rules, VocabStats, Slots: what the operations share
 anchor_embed  token ids, roles and anchors -> input embeddings
 vocab_stats   logits -> top-1, confidence, entropy
-fused_head    hidden states and the LM head's weight -> the same; head_cost says when it is worth it
 extra_stats   logits -> what only some decoders ask for
 leave_one_out attention of a few rows behind the canvas, each without a few keys
 sampling      which tokens may be sampled: top-k, top-p, min-p
@@ -34,7 +33,6 @@ from asrd_kernels.draft_commit import (
     new_active_slots,
 )
 from asrd_kernels.extra_stats import extra_stats_torch
-from asrd_kernels.fused_head import HEAD_DTYPES
 from asrd_kernels.joint_commit import Joint, joint_commit_torch, new_joint
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch, leave_one_out_mask
 from asrd_kernels.state import (
@@ -53,7 +51,6 @@ from asrd_kernels.state import (
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
 
 __all__ = [
-    "HEAD_DTYPES",
     "NO_ENTROPY",
     "DecodeState",
     "Impl",

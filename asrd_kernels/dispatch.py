@@ -21,7 +21,6 @@ from torch import Tensor
 from asrd_kernels.anchor_embed import anchor_embed_torch
 from asrd_kernels.commit import commit_torch, write_report
 from asrd_kernels.draft_commit import Witnesses, draft_commit_torch, fill_active_slots
-from asrd_kernels.fused_head import fused_head_torch
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
 from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats, fill_slots
 from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
@@ -119,25 +118,6 @@ def vocab_stats(
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
 
     vocab_stats_triton(logits, row, position, readout, out)
-
-
-def fused_head(
-    hidden: Tensor,
-    weight: Tensor,
-    source: Tensor,
-    row: Tensor,
-    position: Tensor,
-    readout: Readout,
-    out: VocabStats,
-    impl: str = "auto",
-) -> None:
-    """See `fused_head_torch`."""
-    if resolve_impl(impl, hidden.device) == "torch":
-        fused_head_torch(hidden, weight, source, row, position, readout, out)
-        return
-    from asrd_kernels.fused_head_triton import fused_head_triton
-
-    fused_head_triton(hidden, weight, source, row, position, readout, out)
 
 
 def leave_one_out_attention(

@@ -61,15 +61,9 @@ def below(x, peak):
 
 
 @triton.jit
-def along(x, AXIS: tl.constexpr):
-    """What a reduction along AXIS left, in a shape that goes with its input."""
-    return x if AXIS == 0 else x[:, None]
-
-
-@triton.jit
-def lowest(b_is, o_lane, AXIS: tl.constexpr, LANES: tl.constexpr):
-    """The first lane along AXIS at which b_is holds; LANES if there is none."""
-    return tl.min(tl.where(b_is, o_lane, LANES), axis=AXIS)
+def lowest(b_is, o_lane, LANES: tl.constexpr):
+    """The first lane at which b_is holds; LANES if there is none."""
+    return tl.min(tl.where(b_is, o_lane, LANES), axis=0)
 
 
 @triton.jit
@@ -83,23 +77,23 @@ def holds_any(ids, count, first, LANES: tl.constexpr):
 
 
 @triton.jit
-def tally(b_x, o_lane, AXIS: tl.constexpr, LANES: tl.constexpr):
-    """Of logits along AXIS: maximum m, its lane, d = x - m, r, u. With a NaN among them, m is +inf or r NaN."""
-    peak = tl.max(b_x, axis=AXIS)
+def tally(b_x, o_lane, LANES: tl.constexpr):
+    """Of logits: maximum m, its lane, d = x - m, r, u. With a NaN among them, m is +inf or r NaN."""
+    peak = tl.max(b_x, axis=0)
     peak = tl.where(peak == peak, peak, float("inf"))
-    summit = lowest(b_x == along(peak, AXIS), o_lane, AXIS, LANES)
-    b_d = b_x - along(tl.where(peak == -float("inf"), 0.0, peak).to(b_x.dtype), AXIS)
-    b_weight = tl.where(o_lane == along(summit, AXIS), 0.0, tl.exp(b_d))
-    return peak, summit, b_d, tl.sum(b_weight, axis=AXIS), tl.sum(b_weight * tl.maximum(b_d, _FAR), axis=AXIS)
+    summit = lowest(b_x == peak, o_lane, LANES)
+    b_d = b_x - tl.where(peak == -float("inf"), 0.0, peak).to(b_x.dtype)
+    b_weight = tl.where(o_lane == summit, 0.0, tl.exp(b_d))
+    return peak, summit, b_d, tl.sum(b_weight, axis=0), tl.sum(b_weight * tl.maximum(b_d, _FAR), axis=0)
 
 
 @triton.jit
-def race(b_draw, b_d, o_lane, peak, noise_scale, logit_scale, rate, AXIS: tl.constexpr, LANES: tl.constexpr):
-    """Score and lane of the winner along AXIS of exponential draws; rate is log2(e) / t. -inf if nobody can win."""
+def race(b_draw, b_d, o_lane, peak, noise_scale, logit_scale, rate, LANES: tl.constexpr):
+    """Score and lane of the winner of exponential draws; rate is log2(e) / t. -inf if nobody can win."""
     dtype: tl.constexpr = b_d.dtype
     b_speed = tl.exp2(b_d * tl.full((), rate, dtype)) / b_draw
-    best = tl.max(b_speed, axis=AXIS)
-    pick = lowest(b_speed == along(best, AXIS), o_lane, AXIS, LANES)
+    best = tl.max(b_speed, axis=0)
+    pick = lowest(b_speed == best, o_lane, LANES)
     score = peak * tl.full((), logit_scale, dtype) + tl.log(best) * tl.full((), noise_scale, dtype)
     return tl.where(score == score, score, -float("inf")), pick
 
@@ -134,7 +128,7 @@ def chunk_kernel(
         for i in range(num_forbidden):
             b_x = tl.where(o_lane == (tl.load(forbidden + i) - first).to(tl.int32), -float("inf"), b_x)
 
-    peak, pick, b_d, rest, slope = tally(b_x, o_lane, 0, CHUNK)
+    peak, pick, b_d, rest, slope = tally(b_x, o_lane, CHUNK)
     p_number = numbers + n * (_FIELDS * MERGE) + chunk
     tl.store(p_number, peak)
     tl.store(p_number + MERGE, rest)
@@ -143,7 +137,7 @@ def chunk_kernel(
         b = tl.load(row + n)
         step = tl.full((), 0, tl.int32)
         bits = random_bits(tl.load(seeds + b), tl.load(row_ids + b), here, step, first, CHUNK)
-        score, pick = race(exponential(bits, dtype), b_d, o_lane, peak, noise_scale, logit_scale, rate, 0, CHUNK)
+        score, pick = race(exponential(bits, dtype), b_d, o_lane, peak, noise_scale, logit_scale, rate, CHUNK)
         o_pick = (first + pick).to(tl.int64)
         tl.store(p_number + 3 * MERGE, score)
         tl.store(p_number + 4 * MERGE, tl.load(p_row + o_pick * stride_v, mask=o_pick < vocab, other=0.0).to(dtype))

@@ -15,7 +15,6 @@ scheduler  requests wait for slots and are placed in groups
 caches/    KV caches for models with full attention
 device/    GPU streams, CUDA graphs, late reading of what the device reports
 observers/ what may watch a decode: events, streaming, inspectors
-fused_head whether LM head and statistics can run as one kernel
 """
 
 from asrd.engine.decoder import Decoder

@@ -152,12 +152,6 @@ def read(run: Run, hidden: Tensor, decoder: Decoder, out: VocabStats) -> dict[st
     chosen = select(run, decoder)
     row, position, source, _ = chosen
     read_at = decoder.read_at() if source is None else None
-    if request.lm_head == "fused":
-        weight = run.adapter.split_head.weight  # type: ignore[union-attr]
-        source = source_rows(run, hidden.shape[1], chosen, read_at) if source is None else source
-        run.mark("head")
-        dispatch.fused_head(hidden.flatten(0, 1), weight, source, row, position, request.readout, out, request.impl)
-        return {}
     logits = head(run, hidden, chosen, read_at)
     run.mark("head")
     if request.shaping is not None:

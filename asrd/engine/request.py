@@ -40,7 +40,6 @@ class Request:
     rules: Rules
     readout: Readout
     impl: Impl
-    lm_head: Literal["gemm", "fused"] = "gemm"
     kv_cache: Literal["prefix", "dual"] | None = None
     kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
     lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
@@ -155,7 +154,6 @@ def prepare(
         ),
         width=adapter.capabilities.width,
         impl=impl,
-        lm_head=config.lm_head,
         kv_cache=config.kv_cache,
         kv_refresh=config.kv_refresh,
         lengths=lengths,

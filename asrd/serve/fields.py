@@ -127,7 +127,6 @@ CLOSED = {  # settings that a request may not have: OpenAI's fields say them, or
     "early_stop": None,
     "kv_refresh": None,
     "impl": None,
-    "lm_head": None,
     "cuda_graph": None,
     "mask_token_id": None,
     "pad_token_id": None,

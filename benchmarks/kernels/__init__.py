@@ -1,1 +1,1 @@
-"""The kernels: cost, budgets, launches, memory traffic, timing on a GPU."""
+"""Figures of the kernels: cost, budgets, counts beside rivals, support, timing on a GPU."""

@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 
-from asrd_kernels.head_cost import go_no_go
 from benchmarks.kernels.cost_page import draw_growth, table
+from tests.support.kernels.traffic import LIMITS
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"vocab_stats": 1.01, "anchor_embed": 1.05}  # distinct sectors over compulsory bytes
 PAPER_MILLISECONDS = 10.8  # everything but the forward pass of a step, A100, LLaDA-8B at L=512
 MOST_LAUNCHES = {"embed": 1, "statistics": 2, "commit": 1}
 
@@ -42,8 +41,8 @@ def count_bytes(quick: bool) -> list[dict[str, Any]]:
 
 def compile_reference() -> list[dict[str, Any]]:
     """Figures of the kernels that LLaDA-8B's step launches, by target."""
-    from benchmarks.kernels.budgets import measure, variants
-    from benchmarks.kernels.code import TARGETS
+    from tests.support.kernels.budgets import measure, variants
+    from tests.support.kernels.code import TARGETS
 
     labels = {"bf16 V=126464", "bf16 D=4096", "G=256"}
     chosen = [variant for variant in variants() if variant.label in labels]
@@ -55,7 +54,7 @@ def compile_reference() -> list[dict[str, Any]]:
 
 def count_launches() -> list[dict[str, Any]]:
     """Launches and host reads of a step by part: eager twins beside Triton."""
-    from benchmarks.kernels.launches import PARTS, count_step
+    from tests.support.kernels.launches import PARTS, count_step
 
     (eager, eager_reads), (fused, fused_reads) = count_step("torch"), count_step("triton")
     return [
@@ -126,7 +125,6 @@ def main() -> None:
     print(f"launches and host reads of one step\n\n{table(launches)}\n")
     print(f"machine code\n\n{table(code)}\n")
     print(f"growth\n\n{table([row for row in growth if row['axis'] != 'reference'])}\n")
-    print(f"LM head: one GEMM and vocab_stats, or fused\n\n{table(go_no_go())}")
     write_csv(arguments.out / "cost.csv", rows)
     write_csv(arguments.out / "growth.csv", growth)
     write_csv(arguments.out / "code.csv", code)

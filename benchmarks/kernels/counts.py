@@ -34,8 +34,8 @@ Row = dict[str, Any]
 def count(subject: Any, provider: str, target: str) -> Iterator[Row]:
     """All rows of one provider of one subject."""
     from benchmarks.kernels.measure import Allocations, bounds, checksum, compiled, counted, launched_by
-    from benchmarks.kernels.ptx.parse import Unsupported
     from benchmarks.kernels.subjects import PROVIDERS
+    from tests.support.kernels.ptx.parse import Unsupported
 
     def row(metric: str, value: Any, launch: str = ALL) -> Row:
         return dict(zip(COLUMNS, (subject.kernel, provider, target, launch, metric, subject.x_name, subject.x, value),
@@ -89,7 +89,7 @@ _COUNTED = (
 
 def _not_launched(task: Any) -> None:
     """For its allocations: Triton's launches do nothing, PyTorch's operations run."""
-    from benchmarks.kernels.code import recorded
+    from tests.support.kernels.code import recorded
 
     if not task.executes:
         task.run()
@@ -160,14 +160,15 @@ def count_all(path: Path, kernels: list[str], providers: list[str], targets: lis
 
 
 def count_base(commit: str, words: list[str], folder: Path) -> Path:
-    """Count our kernels as they were at a commit, by this benchmark: asrd_kernels from there, benchmarks from here."""
+    """Count our kernels as they were at a commit, by this benchmark: asrd_kernels from there, all else from here."""
     with tempfile.TemporaryDirectory() as scratch:
         tree, mixed = Path(scratch) / "tree", Path(scratch) / "mixed"
         subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(tree), commit],
                        check=True)  # fmt: skip
         try:
             mixed.mkdir()
-            (mixed / "benchmarks").symlink_to(ROOT / "benchmarks")
+            for package in ("benchmarks", "tests"):
+                (mixed / package).symlink_to(ROOT / package)
             for package in ("asrd", "asrd_kernels"):
                 (mixed / package).symlink_to(tree / package)
             command = [sys.executable, "-m", "benchmarks.kernels.counts", "--out", str(folder.resolve()), *words]

@@ -41,8 +41,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks.kernels.arguments import tensors_in, with_tensors
-from benchmarks.kernels.code import TARGETS
+from tests.support.kernels.arguments import tensors_in, with_tensors
+from tests.support.kernels.code import TARGETS
 
 _A100 = SimpleNamespace(
     name="NVIDIA A100", major=8, minor=0, multi_processor_count=108, warp_size=32, regs_per_multiprocessor=65536,

@@ -1,8 +1,8 @@
 """Dynamic counts of whatever launches Triton kernels on CPU tensors: ours, a chain, torch.compile's generated code.
 
-Counts come from executing the compiled PTX on a CPU (benchmarks/kernels/ptx), so they are exact for the code that ptxas
-gets, and say nothing about time. Registers and shared memory come from ptxas, memory from the allocations of PyTorch,
-seconds of the compiler from the processor time of this process and its children.
+Counts come from executing the compiled PTX on a CPU (tests/support/kernels/ptx), so they are exact for the code that
+ptxas gets, and say nothing about time. Registers and shared memory come from ptxas, memory from the allocations of
+PyTorch, seconds of the compiler from the processor time of this process and its children.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.kernels.code import Caught, compile_for, is_launch, ptx_for, recorded
 from benchmarks.kernels.gpus import GPUS, Gpu, bytes_bound, issue_bound
-from benchmarks.kernels.ptx.counts import Traffic
-from benchmarks.kernels.ptx.launch import Launched, executed
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.code import Caught, compile_for, is_launch, ptx_for, recorded
+from tests.support.kernels.ptx.counts import Traffic
+from tests.support.kernels.ptx.launch import Launched, executed
+from tests.support.kernels.ptx.unit import Options
 
 Work = Callable[[], Any]
 _KINDS = ("global load", "global store", "shared load", "shared store")
@@ -138,7 +138,7 @@ def compiled(launches: Sequence[Caught], target: str) -> Code:
 
 def compile_only(launch: Caught, target: str) -> None:
     """As `compile_for`, and do not look at the result."""
-    from benchmarks.kernels.code import TARGETS, _compiled
+    from tests.support.kernels.code import TARGETS, _compiled
 
     _compiled(launch, TARGETS[target])
 

@@ -27,9 +27,9 @@ import torch
 
 import asrd
 from benchmarks.kernels import timing
-from benchmarks.kernels.launchers import LAUNCHERS
 from benchmarks.kernels.parity import Parity, checks, compare
 from benchmarks.kernels.timing import CudaDevice, Device
+from tests.support.kernels.launchers import LAUNCHERS
 
 FORMAT = 1
 DECODES: list[dict[str, Any]] = [

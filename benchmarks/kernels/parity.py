@@ -14,27 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd_kernels import vocab_stats_torch
-from benchmarks.kernels.arguments import tensors_in, with_tensors
-from benchmarks.kernels.cases import (
+from benchmarks.kernels.subjects import TWINS
+from tests.support.kernels.arguments import tensors_in, with_tensors
+from tests.support.kernels.cases import (
     DTYPES,
     Case,
     attention_case,
     commit_case,
     draft_case,
     embed_case,
-    head_case,
     reopened_case,
     stats_case,
 )
-from benchmarks.kernels.subjects import TWINS
 
 ALL_DTYPES = DTYPES | {"fp64": torch.float64}
 EMBEDDINGS = {"fp32": 2.0**-22, "fp16": 2.0**-11, "bf16": 2.0**-7, "fp64": 2.0**-51}
 STATISTICS = {"fp32": 2.0**-19, "fp16": 2.0**-19, "bf16": 2.0**-19, "fp64": 2.0**-45}
 ATTENTION = {"fp32": 2.0**-20, "fp16": 2.0**-10, "bf16": 2.0**-7}
-HEAD = 2e-6
-_STATISTICS = ("vocab_stats", "fused_head")
 
 
 @dataclass(frozen=True)
@@ -87,11 +83,6 @@ def checks(small: bool = False) -> Iterator[Check]:
             yield Check(name, make)
     yield Check("fp32", reopened_case)
     for name, dtype in DTYPES.items():
-        for heat in (0.0, 0.7):
-            make = lambda on, d=dtype, t=heat: _weighted(  # noqa: E731
-                head_case(min(rows, 17), vocab, dim, d, temperature=t, unwanted=1, device=on)
-            )
-            yield Check(name, make, HEAD * dim**0.5, floor=1.0)
         for group in (1, 2):
             make = lambda on, d=dtype, g=group: attention_case(  # noqa: E731
                 8, 200, 64, d, batch=2, heads=2 * g, excluded=2, padding=3, device=on
@@ -112,14 +103,6 @@ def _hard(case: Case) -> Case:
     return case
 
 
-def _weighted(case: Case) -> Case:
-    """A head's weight, which cases.py leaves at zero."""
-    weight = case.run(lambda *arguments: arguments)[1]
-    draw = torch.Generator(weight.device).manual_seed(1)
-    weight.normal_(std=3 / weight.shape[1] ** 0.5, generator=draw)
-    return case
-
-
 def compare(check: Check, device: str, launcher: Callable[[str], Callable[..., Any]]) -> Parity:
     """Run kernel, twin and truth on copies of one input. `launcher`: the kernel of an operation."""
     case = check.make(device)
@@ -129,7 +112,7 @@ def compare(check: Check, device: str, launcher: Callable[[str], Callable[..., A
     try:
         name = case.operation
         ours, theirs = _results(name, launcher(name), given), _results(name, twin, given)
-        truth = _results(name, _in_float64(name, twin), _widened(given)) if check.tolerance else theirs
+        truth = _results(name, twin, _widened(given)) if check.tolerance else theirs
     except Exception as error:  # whatever a driver or compiler raises belongs into the report
         return result(False, 0, 0.0, f"{type(error).__name__}: {error}")
     differing, worst = 0, -1.0
@@ -153,14 +136,13 @@ def excess(ours: Tensor, twins: Tensor, truth: Tensor, tolerance: float, floor: 
 
 
 def _results(operation: str, function: Callable[..., Any], given: tuple[Any, ...]) -> list[Tensor]:
-    """What a function returns, or what it may have changed in (copies of) its arguments: of `vocab_stats` and the fused
-    head the statistics, of the others the whole state; but for the last columns of statistics and ring, which are
-    waste."""
+    """What a function returns, or what it may have changed in (copies of) its arguments: of `vocab_stats` the
+    statistics, of the others the whole state; but for the last columns of statistics and ring, which are waste."""
     mine = copy.deepcopy(given)
     returned = function(*mine)
     if returned is not None:
         return tensors_in(returned)
-    if operation in _STATISTICS:
+    if operation == "vocab_stats":
         return [values[:, :-1] for values in mine[-1]]
     state, *rest = mine
     return tensors_in((replace(state, ring=state.ring[:, :-1]), *rest))
@@ -170,15 +152,3 @@ def _widened(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same arguments, floats as float64."""
     wide = (tensor.double() if tensor.is_floating_point() else tensor.clone() for tensor in tensors_in(given))
     return with_tensors(given, wide)
-
-
-def _in_float64(operation: str, twin: Callable[..., Any]) -> Callable[..., Any]:
-    """The twin for float64 arguments; that of the head takes none."""
-    if operation != "fused_head":
-        return twin
-
-    def head(hidden: Tensor, weight: Tensor, *rest: Any) -> None:
-        source, *statistics = rest
-        vocab_stats_torch(hidden.index_select(0, source) @ weight.T, *statistics)
-
-    return head

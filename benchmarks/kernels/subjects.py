@@ -17,19 +17,17 @@ from asrd_kernels import (
     leave_one_out_attention_torch,
     vocab_stats_torch,
 )
-from asrd_kernels.fused_head import fused_head_torch
 from benchmarks.kernels import rivals
-from benchmarks.kernels.arguments import tensors_in
-from benchmarks.kernels.cases import (
+from tests.support.kernels.arguments import tensors_in
+from tests.support.kernels.cases import (
     Case,
     attention_case,
     commit_case,
     draft_case,
     embed_case,
-    head_case,
     stats_case,
 )
-from benchmarks.kernels.launchers import LAUNCHERS
+from tests.support.kernels.launchers import LAUNCHERS
 
 BF16 = torch.bfloat16
 ROWS = 32  # wanted rows of a step: LLaDA's active block
@@ -41,7 +39,6 @@ TWINS: dict[str, Callable[..., Any]] = {
     "vocab_stats": vocab_stats_torch,
     "commit": commit_torch,
     "draft_commit": draft_commit_torch,
-    "fused_head": fused_head_torch,
     "leave_one_out_attention": leave_one_out_attention_torch,
 }
 
@@ -65,7 +62,6 @@ def subjects(vocabs: Sequence[int] = VOCABS, rows: int = ROWS) -> Iterator[Subje
     yield Subject("anchor_embed", "D", 4096, lambda: embed_case(1, 256, 256, 4096, BF16, anchors=16))
     yield Subject("commit", "G", 256, lambda: commit_case(1, 256, 256))
     yield Subject("draft_commit", "G", 256, lambda: draft_case(1, 256, 256, witnesses=8))
-    yield Subject("fused_head", "V", 1024, lambda: head_case(rows, 1024, 512, BF16))
     yield Subject("leave_one_out_attention", "L", 256, lambda: attention_case(8, 256, 64, BF16))
 
 

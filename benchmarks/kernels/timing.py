@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from asrd.engine.device.gpu import CudaGpu
-from benchmarks.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, stats_case
-from benchmarks.kernels.launchers import LAUNCHERS
 from benchmarks.kernels.subjects import TWINS
+from tests.support.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, stats_case
+from tests.support.kernels.launchers import LAUNCHERS
 
 _FLUSH_BYTES = 512 * 2**20  # more than any L2 cache
 _MEMSET_BYTES = 2**30

@@ -1,8 +1,6 @@
-"""Bytes that the kernels move, counted by the guard in Triton's interpreter: exact, and no measure of time.
+"""Bytes that the kernels of LLaDA-8B's step move, and how they grow.
 
 Run by cost.py in a process of its own (TRITON_INTERPRET=1); writes JSON to the file named on the command line.
-"bytes" are those of all loads and stores, "sectors" the distinct 32-byte sectors of each launch (what a memory behind a
-perfect cache would deliver), both to be held against the compulsory bytes of cases.py.
 """
 
 from __future__ import annotations
@@ -12,13 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from benchmarks.kernels.cases import Case, commit_case, embed_case, stats_case
-from benchmarks.kernels.guard import SECTOR, KernelGuard
+from tests.support.kernels.cases import Case, commit_case, embed_case, stats_case
+from tests.support.kernels.traffic import measure
 
 BF16 = torch.bfloat16
 LLADA = {"prompt": 256, "length": 256, "dim": 4096, "vocab": 126464, "block": 32}  # the paper's 8B model and canvas
@@ -56,42 +53,13 @@ def points(quick: bool = False) -> Iterator[Point]:
         yield Point("V", vocab, lambda v=vocab: stats_case(4, v, BF16))
 
 
-def measure(point: Point) -> dict[str, Any]:
-    """Run a case under the guard; its bytes by kernel and in all."""
-    from benchmarks.kernels.launchers import LAUNCHERS
-
-    case = point.make()
-    with KernelGuard() as guard:
-        case.run(LAUNCHERS[case.operation])
-    kernels = [
-        {
-            "kernel": launch.kernel,
-            "programs": int(torch.tensor(launch.grid).prod()),
-            "bytes": launch.loads.bytes + launch.stores.bytes,
-            "sectors": SECTOR * (launch.loads.sectors + launch.stores.sectors),
-        }
-        for launch in guard.launches
-    ]
-    moved, touched = (sum(kernel[name] for kernel in kernels) for name in ("bytes", "sectors"))
-    return {
-        "axis": point.axis,
-        "value": point.value,
-        "operation": case.operation,
-        "shape": case.label,
-        "launches": len(kernels),
-        "compulsory": case.compulsory,
-        "bytes": moved,
-        "sectors": touched,
-        "ratio_bytes": moved / case.compulsory if case.compulsory else None,
-        "ratio_sectors": touched / case.compulsory if case.compulsory else None,
-        "kernels": kernels,
-    }
-
-
 def main() -> None:
     """Measure every point and write the list."""
     target, quick = Path(sys.argv[1]), "--quick" in sys.argv[2:]
-    results = [measure(point) for point in tqdm(list(points(quick)), desc="counting bytes", leave=False)]
+    results = [
+        {"axis": point.axis, "value": point.value, **measure(point.make())}
+        for point in tqdm(list(points(quick)), desc="counting bytes", leave=False)
+    ]
     target.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -186,7 +186,6 @@ def test_requests_with_other_settings_run_beside_the_rest() -> None:
         ),
         ([2], {"decoder": "factor", "threshold": 0.4}, "threshold=0.4 is not a setting of decoder='factor'"),
         ([2], {"decoder": "standard", "eps": 0.1}, "eps=0.1 does nothing beside the other settings"),
-        ([2], {"lm_head": "fused"}, "lm_head='fused' cannot be used"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_said_in_its_result_only(prompt: Any, settings: Any, words: str) -> None:

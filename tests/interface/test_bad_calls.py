@@ -62,9 +62,6 @@ CALLS: list[tuple[dict[str, Any], str]] = [
     # log-probabilities
     ({"logprobs": 5}, "logprobs=5"),
     ({"logprobs": None}, "logprobs=None"),
-    ({"logprobs": True, "lm_head": "fused"}, "lm_head='fused' cannot be used"),
-    ({"top_k": 5, "temperature": 1.0, "lm_head": "fused"}, "lm_head='fused' cannot be used"),
-    ({"repetition_penalty": 2.0, "lm_head": "fused"}, "lm_head='fused' cannot be used"),
     # logits processors
     ({"logits_processor": [NoRepeatNGramLogitsProcessor(2)]}, "NoRepeatNGramLogitsProcessor looks at more"),
     ({"logits_processor": [MinLengthLogitsProcessor(5, 1)]}, "MinLengthLogitsProcessor"),

@@ -1,4 +1,4 @@
-"""Layers import downwards only, and every folder's `__init__` names what is in it."""
+"""Layers import downwards only, tests no benchmarks, and every folder's `__init__` names what is in it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Every module of ours that is imported anywhere in a file, inside functions and for types included."""
+def imports(tree: ast.AST, packages: tuple[str, ...] = ("asrd", "asrd_kernels")) -> Iterator[str]:
+    """Every module of these that is imported anywhere in a file, inside functions and for types included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in ("asrd", "asrd_kernels"))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("asrd", "asrd_kernels"):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] in packages)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
             for alias in node.names:
                 below = ROOT / (node.module or "").replace(".", "/") / alias.name
                 is_module = below.is_dir() or below.with_suffix(".py").is_file()
@@ -70,6 +70,18 @@ def test_an_import_that_goes_up_is_found() -> None:
     assert upward("asrd.models.adapter", "def f():\n    from asrd import cli") == ["asrd.cli"]
     assert upward("asrd_kernels.state", "import asrd.config") == ["asrd.config"]
     assert upward("asrd.cli.demo", "from asrd.engine import loop") == []
+
+
+def test_no_test_imports_a_benchmark() -> None:
+    """What both need stands in tests/support."""
+    read = {file: ast.parse(file.read_text(encoding="utf-8")) for file in ROOT.glob("tests/**/*.py")}
+    assert len(read) > 100
+    assert {file.name: found for file, tree in read.items() if (found := list(imports(tree, ("benchmarks",))))} == {}
+
+
+def test_an_import_of_a_benchmark_is_found() -> None:
+    tree = ast.parse("import benchmarks.step\ndef f():\n    from benchmarks.kernels import cost")
+    assert list(imports(tree, ("benchmarks",))) == ["benchmarks.step", "benchmarks.kernels.cost"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(ROOT).as_posix())

@@ -1,7 +1,7 @@
 """Tests of Triton kernels run in processes of their own: Triton reads TRITON_INTERPRET once, when it is imported.
 
 tests/kernels/interpreted  values and memory, in Triton's interpreter on the CPU; values and decisions once more on what
-                           Triton compiles for NVIDIA GPUs, executed by the PTX machine (benchmarks/kernels/ptx)
+                           Triton compiles for NVIDIA GPUs, executed by the PTX machine (support/kernels/ptx)
 tests/kernels/compiled     machine code for GPUs that are not here
 
 By default a process takes several files, since it spends five seconds on its imports.
@@ -32,17 +32,16 @@ def kernels(*names: str) -> list[str]:
     return [f"interpreted/test_{name}_kernel.py" for name in names]
 
 
-DECISIONS, HEAD = "interpreted/test_decisions.py", "interpreted/test_fused_head.py"
+DECISIONS = "interpreted/test_decisions.py"
 FILES = [*files("interpreted"), *files("compiled")]
 APART = {
     "decisions": [DECISIONS],
     "interpreted": [file for file in files("interpreted") if file != DECISIONS],
     "compiled": files("compiled"),
 }
-TENSOR_CORES = [HEAD, *kernels("leave_one_out")]
-STEPS = kernels("vocab_stats", "anchor_embed", "commit", "draft_commit")
-NEWER = [("sm_90", "reverse", file) for file in [*STEPS, *TENSOR_CORES]]
-NEWER += [("sm_100", "random", file) for file in [*STEPS, *TENSOR_CORES]]  # what has tcgen05 is skipped there
+PARITY = kernels("vocab_stats", "anchor_embed", "commit", "draft_commit", "leave_one_out")
+NEWER = [("sm_90", "reverse", file) for file in PARITY]
+NEWER += [("sm_100", "random", file) for file in PARITY]  # what has tcgen05 is skipped there
 
 
 def run_apart(chosen: list[str], selection: str, *machine: str) -> None:
@@ -72,13 +71,13 @@ def test_kernels_hold_on_every_shape(file: str) -> None:
 
 
 def test_compiled_kernels_executed_for_sm_80_hold() -> None:
-    run_apart([*STEPS, *TENSOR_CORES], "not long", "sm_80", "lockstep")
+    run_apart(PARITY, "not long", "sm_80", "lockstep")
 
 
 def test_the_machines_settings_reach_it() -> None:
     """Else the runs above would pass whatever they are asked for."""
     with pytest.raises(pytest.fail.Exception, match="order is 'backwards'"):
-        run_apart([HEAD], "not long", "sm_80", "backwards")
+        run_apart(PARITY[:1], "not long", "sm_80", "backwards")
 
 
 @pytest.mark.long
@@ -89,7 +88,7 @@ def test_decodes_by_compiled_kernels_executed_for_sm_80_decide_alike(selection: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
-@pytest.mark.parametrize("file", [*STEPS, *TENSOR_CORES])
+@pytest.mark.parametrize("file", PARITY)
 def test_compiled_kernels_hold_in_every_order_of_their_warps(file: str, order: str) -> None:
     """In reverse order also with an error of two units in the last place of ex2.approx, as hardware may have it."""
     run_apart([file], "not long", "sm_80", order, "2" if order == "reverse" else "0")

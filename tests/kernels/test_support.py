@@ -11,13 +11,22 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton has no build for this platform")
 
-from benchmarks.kernels import support
-from benchmarks.kernels.support import DTYPES, PTX_TARGETS, ROOT, Evidence, covered, evidence, executed_files, fastest
+from tests.support.kernels import support_table
+from tests.support.kernels.support_table import (
+    DTYPES,
+    PTX_TARGETS,
+    ROOT,
+    Evidence,
+    covered,
+    evidence,
+    executed_files,
+    fastest,
+)
 
 
 def test_the_page_has_the_table_of_the_data() -> None:
-    page = support.PAGE.read_text(encoding="utf-8")
-    assert support.written(page, support.matrix(evidence(), support.reports())) == page, (
+    page = support_table.PAGE.read_text(encoding="utf-8")
+    assert support_table.written(page, support_table.matrix(evidence(), support_table.reports())) == page, (
         "run `python -m benchmarks.kernels.support --write`"
     )
 
@@ -44,7 +53,7 @@ def test_entries_are_of_kernels_and_dtypes_that_there_are() -> None:
     assert all(one.dtype in DTYPES[one.operation] and one.where in ("interpreted", *PTX_TARGETS) for one in known)
     interpreted = {(one.operation, one.dtype) for one in known if one.where == "interpreted"}
     compiled = {
-        (name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if support.compiled_for(name, dtype)
+        (name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes if support_table.compiled_for(name, dtype)
     }
     assert compiled == {(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes}
     assert interpreted == compiled
@@ -61,7 +70,7 @@ def check(chosen: list[Evidence], where: str, order: str = "lockstep") -> None:
 def test_some_entries_are_true() -> None:
     """One of each kernel but `draft_commit`, whose test takes long; the long test takes all."""
     chosen = {one.operation: one for one in evidence() if one.where == "sm_80" and one.dtype == "fp32"}
-    assert set(chosen) >= {"vocab_stats", "anchor_embed", "commit", "fused_head"}
+    assert set(chosen) >= {"vocab_stats", "anchor_embed", "commit"}
     check([one for one in chosen.values() if one.operation != "draft_commit"], "sm_80")
 
 
@@ -84,7 +93,7 @@ def test_all_entries_are_true(where: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("operation", DTYPES)
 def test_nothing_that_is_interpreted_is_missing(operation: str) -> None:
-    notes = covered([f"tests/kernels/interpreted/{support.TESTS[operation]}"], "interpreted")
+    notes = covered([f"tests/kernels/interpreted/{support_table.TESTS[operation]}"], "interpreted")
     proved = [one for one in fastest(notes, "interpreted", "default") if one.operation == operation]
     found = {one.cell for one in proved if one.dtype in DTYPES[operation]}
     assert found == {one.cell for one in evidence() if one.where == "interpreted" and one.operation == operation}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.kernels.code import TARGETS
-from benchmarks.kernels.ptx import count_page, mutants
+from benchmarks.kernels.ptx import count_page
+from tests.support.kernels.code import TARGETS
+from tests.support.kernels.ptx import mutants
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, head_case, stats_case
-from benchmarks.kernels.launchers import LAUNCHERS
-from benchmarks.kernels.ptx.counts import Counts, Traffic
-from benchmarks.kernels.ptx.launch import executed
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, stats_case
+from tests.support.kernels.launchers import LAUNCHERS
+from tests.support.kernels.ptx.counts import Counts, Traffic
+from tests.support.kernels.ptx.launch import executed
+from tests.support.kernels.ptx.unit import Options
 
 SUBJECTS: dict[str, Callable[[], Case]] = {
     "bf16 V=126464": lambda: stats_case(1, 126464, torch.bfloat16),
@@ -26,8 +26,6 @@ SUBJECTS: dict[str, Callable[[], Case]] = {
     "G=256 threshold": lambda: draft_case(2, 3, 256, factor=None),
     "G=256 witnesses": lambda: draft_case(2, 3, 256, witnesses=8),
     "bf16 W=8 L=512 D=128": lambda: attention_case(8, 512, 128, torch.bfloat16),
-    "bf16 N=16 D=1024": lambda: head_case(16, 512, 1024, torch.bfloat16),
-    "bf16 N=64 D=512": lambda: head_case(64, 512, 512, torch.bfloat16),
 }
 _COLUMNS = (
     "case", "kernel", "programs", "warps", "warp instructions", "of these compare, select", "barriers",

@@ -10,9 +10,9 @@ import torch
 import triton
 
 from asrd_kernels.vocab_stats_triton import StatsLaunch
-from benchmarks.kernels.budgets import Variant, excess, key, launches, measure, narrow, read_budgets, variants
-from benchmarks.kernels.cases import stats_case
-from benchmarks.kernels.code import TARGETS, Figures, compile_for
+from tests.support.kernels.budgets import Variant, excess, key, launches, measure, narrow, read_budgets, variants
+from tests.support.kernels.cases import stats_case
+from tests.support.kernels.code import TARGETS, Figures, compile_for
 
 ALL = list(variants())
 HINT = "if it is right that it grew, or Triton changed: python -m benchmarks.kernels.budgets --write"

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.kernels.code import TARGETS, Figures, compile_for, recorded
+from tests.support.kernels.code import TARGETS, Figures, compile_for, recorded
 
 
 @triton.jit

@@ -9,11 +9,11 @@ import pytest
 
 from asrd_kernels import dispatch
 from asrd_kernels.commit_triton import commit_kernel, commit_triton
-from benchmarks.kernels.cases import a_reopened_block
-from benchmarks.kernels.ptx.decode import program
-from benchmarks.kernels.ptx.launch import executed
-from benchmarks.kernels.ptx.mutants import SUBJECTS, mutants
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.cases import a_reopened_block
+from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.launch import executed
+from tests.support.kernels.ptx.mutants import SUBJECTS, mutants
+from tests.support.kernels.ptx.unit import Options
 
 
 def third_barrier() -> str:

@@ -23,8 +23,8 @@ def compiled_code_is_executed(request: pytest.FixtureRequest, fresh_memory_is_po
     if TARGET is None:
         yield
         return
-    from benchmarks.kernels.ptx.launch import executed
-    from benchmarks.kernels.ptx.unit import Options
+    from tests.support.kernels.ptx.launch import executed
+    from tests.support.kernels.ptx.unit import Options
 
     order = os.environ.get("PTX_ORDER", "lockstep")
     ulps = int(os.environ.get("PTX_EX2_ULPS", "0"))
@@ -40,7 +40,7 @@ def compiled_code_is_executed(request: pytest.FixtureRequest, fresh_memory_is_po
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     """Tensor cores of sm_100 that the machine does not know skip a test where they are expected: in half precision,
     with more than 32 rows. Whatever else it does not know fails the test."""
-    from benchmarks.kernels.ptx.parse import Unsupported
+    from tests.support.kernels.ptx.parse import Unsupported
 
     try:
         return (yield)

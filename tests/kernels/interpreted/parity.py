@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asrd_kernels import VocabStats
-from benchmarks.kernels.cases import DTYPES
+from tests.support.kernels.cases import DTYPES
 
 TOLERANCES = {
     "statistics": 2.0**-19,  # of float32 sums over a vocabulary, in another order than the twin's

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from asrd_kernels import DecodeState, Rules, anchor_embed_torch, dispatch
 from asrd_kernels.anchor_embed_triton import PROBES, anchor_embed_triton, embed_launch
-from benchmarks.kernels.cases import DTYPES, a_state
 from tests.kernels.interpreted.parity import TOLERANCES, assert_no_worse
+from tests.support.kernels.cases import DTYPES, a_state
 
 DIMS = (64, 100, 3584, 4096)
 VOCAB, MASK, ZERO = 50, 0, 7

@@ -22,8 +22,8 @@ from asrd_kernels import (
     wanted_slots,
 )
 from asrd_kernels.commit_triton import commit_triton, launch_config
-from benchmarks.kernels.cases import a_reopened_block
 from tests.kernels.interpreted.parity import assert_all_happen, drawn_length
+from tests.support.kernels.cases import a_reopened_block
 
 SEEDS = range(1, 90, 3) if "PTX_TARGET" in os.environ else range(90)  # each has rules of its own, to be compiled
 POISON = -7

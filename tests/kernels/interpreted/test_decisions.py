@@ -185,19 +185,6 @@ def test_rows_behind_the_canvas_by_our_attention_kernel_decide_alike(
     assert int((wanted[-1].revoked + wanted[-1].edited).sum()) > 0
 
 
-def test_a_decode_by_the_fused_head_is_its_twins_step_by_step() -> None:
-    """In float32: the interpreter truncates bfloat16 embeddings, and a model would see other numbers."""
-    model = make_llama(seed=3, sharpness=4.0).float()
-    call = TWO_PROMPTS | {
-        "max_new_tokens": 8,
-        "block_length": 4,
-        "threshold": 0.3,
-        "temperature": 0.5,
-        "lm_head": "fused",
-    }
-    assert len(check_every_step(model, call, relative=1e-5)) > 2
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("chunk", range(0, ALL, CHUNK))
 def test_many_more_decodes_by_triton_are_those_by_pytorch_step_by_step(chunk: int) -> None:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks.kernels.guard import KernelGuard, MemoryFault
+from tests.support.kernels.guard import KernelGuard, MemoryFault
 
 
 @triton.jit

@@ -9,25 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels.cases import (
+from tests.support.kernels.cases import (
     DTYPES,
     Case,
     attention_case,
     commit_case,
     draft_case,
     embed_case,
-    head_case,
     stats_case,
 )
-from benchmarks.kernels.guard import KernelGuard, MemoryFault
-from benchmarks.kernels.launchers import LAUNCHERS
+from tests.support.kernels.guard import KernelGuard, MemoryFault
+from tests.support.kernels.launchers import LAUNCHERS
 
 LAUNCHES = {
     "anchor_embed": 1,
     "vocab_stats": 2,
     "commit": 1,
     "draft_commit": 1,
-    "fused_head": 2,
     "leave_one_out_attention": 2,
 }
 
@@ -65,11 +63,6 @@ COMMIT: list[dict[str, Any]] = [
     {"batch": 2, "prompt": 7, "length": 300, "capacity": 3, "anchor_eos": False, "eos_ids": (5, 6)},
     {"batch": 5, "prompt": 2, "length": 33, "capacity": 0, "verify": False, "early_stop": False},
     {"batch": 2, "prompt": 2, "length": 1030, "block_length": 1030, "threshold": 0.0, "window": 1},  # rings overflow
-]
-HEAD: list[dict[str, Any]] = [
-    {"rows": 1, "vocab": 1, "dim": 64, "dtype": "fp32"},
-    {"rows": 33, "vocab": 129, "dim": 100, "dtype": "bf16", "temperature": 0.7},
-    {"rows": 65, "vocab": 1000, "dim": 64, "dtype": "fp16", "unwanted": 3},
 ]
 DRAFT: list[dict[str, Any]] = [
     {"batch": 1, "prompt": 1, "length": 1},
@@ -109,11 +102,6 @@ def test_commit_stays_in_its_memory(settings: dict[str, Any]) -> None:
     check(commit_case(**settings))
 
 
-@pytest.mark.parametrize("settings", HEAD, ids=named)
-def test_the_fused_head_stays_in_its_memory(settings: dict[str, Any]) -> None:
-    check(head_case(**with_dtype(settings)))
-
-
 @pytest.mark.parametrize("settings", DRAFT, ids=named)
 def test_draft_commit_stays_in_its_memory(settings: dict[str, Any]) -> None:
     check(draft_case(**settings))
@@ -140,12 +128,8 @@ def position_past_the_room(logits: Any, row: Any, position: Any, readout: Any, o
     LAUNCHERS["vocab_stats"](logits, row, position + 2, readout, out)
 
 
-def no_row_ids(hidden: Any, weight: Any, source: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
-    LAUNCHERS["fused_head"](hidden, weight, source, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
-
-
-def source_past_the_canvas(hidden: Any, weight: Any, source: Any, *rest: Any) -> None:
-    LAUNCHERS["fused_head"](hidden, weight, source + 1, *rest)
+def no_row_ids(logits: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
+    LAUNCHERS["vocab_stats"](logits, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
 
 
 def anchor_past_the_canvas(state: Any, table: Any, rules: Any, *keys: Any) -> None:
@@ -193,12 +177,7 @@ def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, vis
             position_past_the_room,
             "merge_kernel: program 1 stores outside top1",
         ),
-        (
-            lambda: head_case(2, 64, 64, torch.float32, temperature=1.0),
-            no_row_ids,
-            "loads outside row_ids",
-        ),
-        (lambda: head_case(2, 64, 64, torch.float32), source_past_the_canvas, "loads outside hidden"),
+        (lambda: stats_case(2, 64, torch.float32, temperature=1.0), no_row_ids, "loads outside row_ids"),
         (lambda: embed_case(2, 3, 40, 64, torch.float32, anchors=4), anchor_past_the_canvas, "loads outside tokens"),
         (lambda: commit_case(2, 3, 40), statistics_of_fewer_positions, "commit_kernel: program 1 loads outside p_top1"),
         (lambda: commit_case(2, 3, 40), slots_of_fewer_rows, "commit_kernel: program 1 stores outside p_slots"),
@@ -235,10 +214,3 @@ def test_commit_stays_in_its_memory_over_all_shapes(scope: str) -> None:
     for batch, length, capacity, threshold, window in sizes:
         settings = {"capacity": capacity, "threshold": threshold, "window": window, "block_length": 64}
         check(commit_case(batch, 3, length, scope=scope, **settings))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_fused_head_stays_in_its_memory_over_all_shapes(dtype: str) -> None:
-    for rows, vocab, dim, heat in itertools.product((1, 16, 33, 65), (1, 127, 129, 1023), (64, 100), (0.0, 0.7)):
-        check(head_case(rows, vocab, dim, DTYPES[dtype], temperature=heat, unwanted=min(2, rows - 1)))

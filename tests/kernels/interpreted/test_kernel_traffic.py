@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from benchmarks.kernels.cases import Case, embed_case, stats_case
-from benchmarks.kernels.cost import LIMITS
-from benchmarks.kernels.traffic import Point, measure
+from tests.support.kernels.cases import embed_case, stats_case
+from tests.support.kernels.traffic import LIMITS, measure
 
 BF16 = torch.bfloat16
 
 
-def cost(case: Case) -> dict[str, Any]:
-    return measure(Point("", 0, lambda: case))
-
-
 def test_each_logit_is_read_once_and_unused_rows_never() -> None:
-    found = cost(stats_case(3, 126464, BF16, unwanted=1))
+    found = measure(stats_case(3, 126464, BF16, unwanted=1))
     assert found["launches"] == 2
     assert found["ratio_sectors"] <= found["ratio_bytes"] <= LIMITS["vocab_stats"]
 
 
 def test_each_embedding_comes_from_memory_once_whatever_the_capacity() -> None:
     sizes = {"batch": 1, "prompt": 16, "length": 64, "dim": 1024, "dtype": BF16}
-    few, many = (cost(embed_case(capacity=m, anchors=m, **sizes)) for m in (4, 32))
+    few, many = (measure(embed_case(capacity=m, anchors=m, **sizes)) for m in (4, 32))
     for found in (few, many):
         assert found["launches"] == 1
         assert found["ratio_sectors"] <= LIMITS["anchor_embed"]
@@ -35,4 +28,4 @@ def test_each_embedding_comes_from_memory_once_whatever_the_capacity() -> None:
 def test_no_canvas_and_no_batch_makes_it_read_more_than_it_needs() -> None:
     sizes = {"prompt": 8, "length": 32, "dim": 256, "dtype": BF16, "anchors": 4, "capacity": 4}
     for other in ({"batch": 1}, {"batch": 2}, {"batch": 1, "prompt": 16, "length": 64}):
-        assert cost(embed_case(**sizes | other))["ratio_sectors"] <= LIMITS["anchor_embed"]
+        assert measure(embed_case(**sizes | other))["ratio_sectors"] <= LIMITS["anchor_embed"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from asrd_kernels import leave_one_out_attention_torch
 from asrd_kernels.leave_one_out_triton import attention_launch, leave_one_out_attention_triton
-from benchmarks.kernels.cases import DTYPES
-from benchmarks.kernels.guard import KernelGuard
+from tests.support.kernels.cases import DTYPES
+from tests.support.kernels.guard import KernelGuard
 
 EPSILON = {"fp32": 2.0**-20, "fp16": 2.0**-10, "bf16": 2.0**-7}  # of the largest value, besides SDPA's own error
 SPAN = attention_launch(1, 200, 64, 4).span

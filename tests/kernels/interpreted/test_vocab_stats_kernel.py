@@ -16,7 +16,6 @@ from asrd_kernels.philox import as_int64
 from asrd_kernels.philox_triton import exponential, random_bits
 from asrd_kernels.vocab_stats import vocab_stats_torch
 from asrd_kernels.vocab_stats_triton import StatsLaunch, stats_launch, vocab_stats_triton
-from benchmarks.kernels.cases import DTYPES
 from tests.kernels.interpreted.parity import (
     KINDS,
     TOLERANCES,
@@ -26,6 +25,7 @@ from tests.kernels.interpreted.parity import (
     poisoned,
     true_statistics,
 )
+from tests.support.kernels.cases import DTYPES
 
 ROWS, VOCABS = (1, 3, 32, 33), (1, 7, 1000, 1023, 4096, 126464)
 BATCH = 2

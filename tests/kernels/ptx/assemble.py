@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernels.ptx.decode import program
-from benchmarks.kernels.ptx.faults import Faults
-from benchmarks.kernels.ptx.machine import Outcome, run
-from benchmarks.kernels.ptx.memory import UNWRITTEN, WRITTEN, Space
-from benchmarks.kernels.ptx.races import Races
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.faults import Faults
+from tests.support.kernels.ptx.machine import Outcome, run
+from tests.support.kernels.ptx.memory import UNWRITTEN, WRITTEN, Space
+from tests.support.kernels.ptx.races import Races
+from tests.support.kernels.ptx.unit import Options
 
 BASE, GAP = 0x7F_0000_0000, 4096
 BITS = {"pred": 1, "bf16": 16}

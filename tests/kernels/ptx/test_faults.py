@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.kernels.ptx import machine
-from benchmarks.kernels.ptx.machine import Outcome
-from benchmarks.kernels.ptx.unit import ORDERS
 from tests.kernels.ptx.assemble import execute
+from tests.support.kernels.ptx import machine
+from tests.support.kernels.ptx.machine import Outcome
+from tests.support.kernels.ptx.unit import ORDERS
 
 AT = "mad.wide.u32 %rd10, %r0, 4, %rd0;"
 MINE = "shl.b32 %r1, %r0, 2; mov.b32 %r2, global_smem; add.s32 %r1, %r1, %r2;"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.kernels.ptx import alu
-from benchmarks.kernels.ptx.decode import program
-from benchmarks.kernels.ptx.parse import Unsupported
 from tests.kernels.ptx.assemble import bits_of, evaluate
 from tests.kernels.ptx.truth import fused, fused_down, number, raw, rounded, same, signed, sum_to_zero, wrapped
+from tests.support.kernels.ptx import alu
+from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.parse import Unsupported
 
 THREADS = 256
 HARD = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.kernels.ptx.decode import program
-from benchmarks.kernels.ptx.parse import Unsupported, parse
-from benchmarks.kernels.ptx.unit import ORDERS
 from tests.kernels.ptx.assemble import execute, module
+from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.parse import Unsupported, parse
+from tests.support.kernels.ptx.unit import ORDERS
 
 OUT = "mov.u32 %r9, %ctaid.x; mov.u32 %r8, %ntid.x; mad.lo.s32 %r9, %r9, %r8, %r0; mad.wide.u32 %rd10, %r9, 4, %rd0;"
 STORE = "st.global.b32 [%rd10], %r1;"

@@ -7,10 +7,10 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from benchmarks.kernels.ptx import matrix, warp
-from benchmarks.kernels.ptx.decode import program
-from benchmarks.kernels.ptx.faults import Faults
 from tests.kernels.ptx.assemble import evaluate, execute
+from tests.support.kernels.ptx import matrix, warp
+from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.faults import Faults
 
 LANES = 32
 

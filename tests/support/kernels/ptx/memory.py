@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.kernels.ptx.faults import Faults
-from benchmarks.kernels.ptx.parse import Instruction
-from benchmarks.kernels.ptx.races import Clash, Races, block_of
+from tests.support.kernels.ptx.faults import Faults
+from tests.support.kernels.ptx.parse import Instruction
+from tests.support.kernels.ptx.races import Clash, Races, block_of
 
 OUTSIDE, UNWRITTEN, WRITTEN = 0, 1, 2
 RUBBISH = 0xFB  # what never-written bytes hold

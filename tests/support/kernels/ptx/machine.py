@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.kernels.ptx.counts import Counts
-from benchmarks.kernels.ptx.decode import Code, Program
-from benchmarks.kernels.ptx.faults import Faults
-from benchmarks.kernels.ptx.memory import UNWRITTEN, Space
-from benchmarks.kernels.ptx.races import Races
-from benchmarks.kernels.ptx.unit import LEFT, SHARED_BASE, WAITS, WARP, Launch, Mask, Options, Unit
+from tests.support.kernels.ptx.counts import Counts
+from tests.support.kernels.ptx.decode import Code, Program
+from tests.support.kernels.ptx.faults import Faults
+from tests.support.kernels.ptx.memory import UNWRITTEN, Space
+from tests.support.kernels.ptx.races import Races
+from tests.support.kernels.ptx.unit import LEFT, SHARED_BASE, WAITS, WARP, Launch, Mask, Options, Unit
 
 _LANES, _BLOCKS = 4096, 128  # of a group: threads in lockstep, blocks otherwise
 _ENDLESS = 2_000_000  # basic blocks that a group executes

@@ -26,7 +26,7 @@ from asrd.engine.request import prepare
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import dispatch, new_stats
-from benchmarks.kernels.code import Caught, is_launch, recorded
+from tests.support.kernels.code import Caught, is_launch, recorded
 
 PARTS = ("embed", "model", "slots", "row gather", "LM head", "statistics", "commit", "report")
 _WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
@@ -84,9 +84,7 @@ def a_step(name: str = "asrd", **settings: Any) -> tuple[loop.Run, Decoder]:
 
 
 def count_step(impl: str, name: str = "asrd", **settings: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton".
-
-    The fused LM head counts as statistics."""
+    """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton"."""
     with patch.object(dispatch, "resolve_impl", lambda *_: impl):
         run, decoder = a_step(name, **settings)
         decoder.slot_indices()  # as the first step has done; with Triton `commit` keeps them up to date from then on
@@ -98,7 +96,6 @@ def count_step(impl: str, name: str = "asrd", **settings: Any) -> tuple[dict[str
             patch.object(dispatch, "resolve_impl", lambda *_: impl),
             patch.object(loop, "select", tally.within("slots", loop.select)),
             patch.object(dispatch, "vocab_stats", tally.within("statistics", dispatch.vocab_stats)),
-            patch.object(dispatch, "fused_head", tally.within("statistics", dispatch.fused_head)),
             patch.object(decoder, "embed", tally.within("embed", decoder.embed)),
             patch.object(decoder, "attention_layout", tally.within("embed", decoder.attention_layout)),
             patch.object(decoder, "commit", tally.within("commit", decoder.commit)),

@@ -17,10 +17,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.kernels.ptx.matrix import as_numbers, fragment, whole_warps
-from benchmarks.kernels.ptx.memory import Access, Lanes
-from benchmarks.kernels.ptx.parse import Immediate, Instruction, Operand, Unsupported, Vector
-from benchmarks.kernels.ptx.unit import TYPES, WARP, Array, Mask, Product, Reader, Step, Unit, Writer, reader, writer
+from tests.support.kernels.ptx.matrix import as_numbers, fragment, whole_warps
+from tests.support.kernels.ptx.memory import Access, Lanes
+from tests.support.kernels.ptx.parse import Immediate, Instruction, Operand, Unsupported, Vector
+from tests.support.kernels.ptx.unit import TYPES, WARP, Array, Mask, Product, Reader, Step, Unit, Writer, reader, writer
 
 Fetch = Callable[[Array], Array]  # [warps] bool: which -> [warps, rows, 8] words of these, 16 numbers of k a row
 _SHAPE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(f16|bf16)\.\2$")

@@ -1,4 +1,4 @@
-"""A pytest plugin (`-p benchmarks.kernels.covered`): which kernels the passing tests launch, and in which dtype.
+"""A pytest plugin (`-p tests.support.kernels.covered`): which kernels the passing tests launch, and in which dtype.
 
 Appends a line of JSON for each test and kernel to the file that the environment names in KERNELS_COVERED; where
 KERNELS_WANTED lists kernels and dtypes ("commit fp32, commit fp64"), the run ends when all of them were seen. It looks
@@ -25,7 +25,6 @@ MODULES: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {  # operation -> 
     "anchor_embed": ("anchor_embed_triton", lambda state, table, *_: table),
     "commit": ("commit_triton", lambda state, *_: state.entropy),
     "draft_commit": ("draft_commit_triton", lambda state, stats, *_: stats.confidence),
-    "fused_head": ("fused_head_triton", lambda hidden, *_: hidden),
     "leave_one_out_attention": ("leave_one_out_triton", lambda query, *_: query),
 }
 _seen: set[tuple[str, str]] = set()  # by the test that is under way

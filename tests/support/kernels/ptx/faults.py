@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.kernels.ptx.parse import Instruction
+from tests.support.kernels.ptx.parse import Instruction
 
 _MOST = 20  # of a launch
 

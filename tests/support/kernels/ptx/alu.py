@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernels.ptx import floats
-from benchmarks.kernels.ptx.parse import Instruction, Symbol, Unsupported, Vector
-from benchmarks.kernels.ptx.unit import RAW, TYPES, Array, Mask, Reader, Step, Unit, reader, writer
+from tests.support.kernels.ptx import floats
+from tests.support.kernels.ptx.parse import Instruction, Symbol, Unsupported, Vector
+from tests.support.kernels.ptx.unit import RAW, TYPES, Array, Mask, Reader, Step, Unit, reader, writer
 
 Function = Callable[..., Array]
 

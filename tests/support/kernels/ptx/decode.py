@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from benchmarks.kernels.ptx import access, alu, matrix, warp, wgmma
-from benchmarks.kernels.ptx.parse import Block, Guard, Instruction, Kernel, Symbol, Unsupported, parse
-from benchmarks.kernels.ptx.unit import LEFT, TYPES, Mask, Reader, Step, Unit, reader
+from tests.support.kernels.ptx import access, alu, matrix, warp, wgmma
+from tests.support.kernels.ptx.parse import Block, Guard, Instruction, Kernel, Symbol, Unsupported, parse
+from tests.support.kernels.ptx.unit import LEFT, TYPES, Mask, Reader, Step, Unit, reader
 
 COMPUTES: dict[str, Callable[[Instruction], Step]] = {
     **alu.DECODE, "shfl": warp.shuffle, "redux": warp.reduction, "bar": warp.synchronise, "mma": matrix.multiply,

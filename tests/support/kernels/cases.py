@@ -92,36 +92,6 @@ def _zeros(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
     return torch.from_numpy(np.zeros(rows * columns * dtype.itemsize, np.uint8)).view(dtype).view(rows, columns)
 
 
-def head_case(
-    rows: int,
-    vocab: int,
-    dim: int,
-    dtype: torch.dtype,
-    *,
-    temperature: float = 0.0,
-    unwanted: int = 0,
-    device: str = "cpu",
-) -> Case:
-    """The fused LM head on `rows` hidden states, the last `unwanted` of them unused slots."""
-    hidden = torch.randn(rows, dim, generator=torch.Generator().manual_seed(0)).to(device=device, dtype=dtype)
-    weight = _zeros(vocab, dim, dtype, device)
-    if weight.numel() < 2**20:
-        weight.normal_(0, dim**-0.5, generator=torch.Generator(device).manual_seed(1))
-    slot = torch.arange(rows, device=device)
-    position = torch.where(slot < rows - unwanted, slot, rows)
-    readout = Readout(
-        forbidden=torch.tensor([0][: vocab - 1], dtype=torch.int64, device=device),
-        row_ids=torch.arange(1, device=device),
-        seeds=torch.full((1,), 3, device=device),
-        temperature=temperature,
-    )
-    out, row = _buffers(1, rows, torch.float32, device), torch.zeros_like(slot)
-    wanted = rows - unwanted
-    compulsory = nbytes(weight) + wanted * (dim * hidden.element_size() + sum(t.element_size() for t in out))
-    label = f"N={rows}, V={vocab}, D={dim}{f', t={temperature}' if temperature else ''}"
-    return Case("fused_head", label, lambda op: op(hidden, weight, slot, row, position, readout, out), compulsory)
-
-
 def attention_case(
     rows: int,
     canvas: int,

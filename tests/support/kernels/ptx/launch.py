@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from benchmarks.kernels.code import Caught, Ptx, ptx_for
-from benchmarks.kernels.ptx.counts import Counts
-from benchmarks.kernels.ptx.decode import Program, program
-from benchmarks.kernels.ptx.faults import Fault, Faults, KernelFault
-from benchmarks.kernels.ptx.machine import run
-from benchmarks.kernels.ptx.memory import RUBBISH, UNWRITTEN, WRITTEN, Space
-from benchmarks.kernels.ptx.races import Races
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.code import Caught, Ptx, ptx_for
+from tests.support.kernels.ptx.counts import Counts
+from tests.support.kernels.ptx.decode import Program, program
+from tests.support.kernels.ptx.faults import Fault, Faults, KernelFault
+from tests.support.kernels.ptx.machine import run
+from tests.support.kernels.ptx.memory import RUBBISH, UNWRITTEN, WRITTEN, Space
+from tests.support.kernels.ptx.races import Races
+from tests.support.kernels.ptx.unit import Options
 
 GLOBAL_BASE = 0x7F_0000_0000  # more than 32 bits
 _GAP = 4096  # bytes between two storages

@@ -10,9 +10,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.kernels.ptx.memory import Access, Space
-from benchmarks.kernels.ptx.parse import Address, Immediate, Instruction, Operand, Register, Symbol, Unsupported, Vector
-from benchmarks.kernels.ptx.unit import RAW, TYPES, WARP, Array, Copy, Mask, Reader, Step, Unit, reader, writer
+from tests.support.kernels.ptx.memory import Access, Space
+from tests.support.kernels.ptx.parse import (
+    Address,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    Symbol,
+    Unsupported,
+    Vector,
+)
+from tests.support.kernels.ptx.unit import RAW, TYPES, WARP, Array, Copy, Mask, Reader, Step, Unit, reader, writer
 
 _CACHE_HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "relaxed", "weak", "nc", "L1::evict_last", "L1::no_allocate"}
 _WIDEST = 16  # bytes of an access

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.kernels.ptx import floats
-from benchmarks.kernels.ptx.access import address_reader, read_memory, write_memory
-from benchmarks.kernels.ptx.memory import Access
-from benchmarks.kernels.ptx.parse import Instruction, Unsupported, Vector
-from benchmarks.kernels.ptx.unit import TYPES, WARP, Array, Mask, Step, Unit, reader, writer
+from tests.support.kernels.ptx import floats
+from tests.support.kernels.ptx.access import address_reader, read_memory, write_memory
+from tests.support.kernels.ptx.memory import Access
+from tests.support.kernels.ptx.parse import Instruction, Unsupported, Vector
+from tests.support.kernels.ptx.unit import TYPES, WARP, Array, Mask, Step, Unit, reader, writer
 
 _GROUP, _QUARTER = np.arange(WARP) // 4, np.arange(WARP) % 4
 _WORDS = 4  # 32-bit words of a row of 8 16-bit numbers

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.kernels.ptx import floats
-from benchmarks.kernels.ptx.parse import Immediate, Instruction, Operand, Register, Unsupported
-from benchmarks.kernels.ptx.unit import TYPES, WARP, Array, Mask, Reader, Step, Unit, reader, writer
+from tests.support.kernels.ptx import floats
+from tests.support.kernels.ptx.parse import Immediate, Instruction, Operand, Register, Unsupported
+from tests.support.kernels.ptx.unit import TYPES, WARP, Array, Mask, Reader, Step, Unit, reader, writer
 
 _LANE = np.arange(WARP)
 REDUCE: dict[str, Callable[[Array, Array], Array]] = {

@@ -16,10 +16,10 @@ import torch
 from benchmarks.kernels import on_gpu, parity, support, timing
 from benchmarks.kernels.cost import cost_rows
 from benchmarks.kernels.measure import Allocations
-from benchmarks.kernels.ptx.launch import executed
-from benchmarks.kernels.ptx.unit import Options
 from tests.kernels.interpreted.parity import TOLERANCES
 from tests.support.fake_gpu import FakeGpu
+from tests.support.kernels.ptx.launch import executed
+from tests.support.kernels.ptx.unit import Options
 
 DECODE = [{"decoder": "threshold", "threshold": 0.5}]
 

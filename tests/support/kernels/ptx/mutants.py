@@ -12,19 +12,18 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.kernels.cases import (
+from tests.support.kernels.cases import (
     Case,
     attention_case,
     draft_case,
     embed_case,
-    head_case,
     mixed_case,
     stats_case,
 )
-from benchmarks.kernels.launchers import LAUNCHERS
-from benchmarks.kernels.ptx.decode import program
-from benchmarks.kernels.ptx.launch import Launched, executed
-from benchmarks.kernels.ptx.unit import Options
+from tests.support.kernels.launchers import LAUNCHERS
+from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.launch import Launched, executed
+from tests.support.kernels.ptx.unit import Options
 
 ENDS = tuple(range(3, 19))  # so many that texts end
 SUBJECTS: dict[str, Callable[[], Case]] = {
@@ -34,8 +33,6 @@ SUBJECTS: dict[str, Callable[[], Case]] = {
     "anchor_embed, D=100": lambda: embed_case(2, 3, 40, 100, torch.float32, anchors=5),
     "commit": mixed_case,
     "commit, sequence": lambda: mixed_case(scope="sequence", revoked_history="reset"),
-    "fused_head, mma": lambda: head_case(16, 300, 128, torch.bfloat16),
-    "fused_head, fp32": lambda: head_case(17, 300, 64, torch.float32, temperature=0.7),
     "draft_commit, factor": lambda: draft_case(2, 3, 256, block_length=128, eos_ids=ENDS),
     "draft_commit, threshold": lambda: draft_case(2, 3, 600, factor=None, scope="sequence", eos_ids=ENDS),
     "draft_commit, witnesses": lambda: draft_case(2, 3, 256, witnesses=4),

@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.kernels.ptx.counts import Counts
-from benchmarks.kernels.ptx.faults import Faults
-from benchmarks.kernels.ptx.memory import Access, Lanes, Space
-from benchmarks.kernels.ptx.parse import Immediate, Kernel, Operand, Register, Symbol, Unsupported
-from benchmarks.kernels.ptx.races import FIRST_EPOCH, stamps
+from tests.support.kernels.ptx.counts import Counts
+from tests.support.kernels.ptx.faults import Faults
+from tests.support.kernels.ptx.memory import Access, Lanes, Space
+from tests.support.kernels.ptx.parse import Immediate, Kernel, Operand, Register, Symbol, Unsupported
+from tests.support.kernels.ptx.races import FIRST_EPOCH, stamps
 
 WARP = 32
 SHARED_BASE = 1024  # address of a block's shared memory

@@ -13,16 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.kernels import counts, rivals
-from benchmarks.kernels.arguments import tensors_in
-from benchmarks.kernels.cases import Case, commit_case, draft_case, stats_case
-from benchmarks.kernels.code import recorded
 from benchmarks.kernels.counts_page import compared, summary
 from benchmarks.kernels.gpus import GPUS, issue_bound
 from benchmarks.kernels.inductor import changed
 from benchmarks.kernels.measure import Allocations, Launch, checksum, compiled, counted, launched_by
-from benchmarks.kernels.ptx.launch import executed
-from benchmarks.kernels.ptx.unit import Options
 from benchmarks.kernels.subjects import PROVIDERS, TWINS, Subject, compiled_twin, ours, providers_of, subjects
+from tests.support.kernels.arguments import tensors_in
+from tests.support.kernels.cases import Case, commit_case, draft_case, stats_case
+from tests.support.kernels.code import recorded
+from tests.support.kernels.ptx.launch import executed
+from tests.support.kernels.ptx.unit import Options
 
 A100 = GPUS[0]
 ROOT = Path(counts.__file__).parents[2]

@@ -8,7 +8,6 @@ from typing import Any
 from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 from asrd_kernels.commit_triton import commit_triton
 from asrd_kernels.draft_commit_triton import draft_commit_triton
-from asrd_kernels.fused_head_triton import fused_head_triton
 from asrd_kernels.leave_one_out_triton import leave_one_out_attention_triton
 from asrd_kernels.vocab_stats_triton import vocab_stats_triton
 
@@ -17,6 +16,5 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
     "vocab_stats": vocab_stats_triton,
     "commit": commit_triton,
     "draft_commit": draft_commit_triton,
-    "fused_head": fused_head_triton,
     "leave_one_out_attention": leave_one_out_attention_triton,
 }
