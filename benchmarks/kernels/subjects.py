@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor
 
 from asrd_kernels import (
     anchor_embed_torch,
-    commit_torch,
-    draft_commit_torch,
+    dispatch,
     leave_one_out_attention_torch,
     vocab_stats_torch,
 )
@@ -37,8 +37,8 @@ _GENERATED = ("commit", "draft_commit")  # beside vocab_stats: twins for which i
 TWINS: dict[str, Callable[..., Any]] = {
     "anchor_embed": anchor_embed_torch,
     "vocab_stats": vocab_stats_torch,
-    "commit": commit_torch,
-    "draft_commit": draft_commit_torch,
+    "commit": partial(dispatch.commit, impl="torch"),  # with report and slots, which the kernel writes, too
+    "draft_commit": partial(dispatch.draft_commit, impl="torch"),
     "leave_one_out_attention": leave_one_out_attention_torch,
 }
 
