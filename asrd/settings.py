@@ -163,7 +163,7 @@ FIELDS: dict[str, Field] = {
     "decoder": Field("asrd", lambda v: isinstance(v, str), "the name of a decoder", "name of the decoder"),
     "impl": replace(
         _choice("auto", "auto", "torch", "triton"),
-        about="Triton kernels or their PyTorch twins; auto: Triton on CUDA and ROCm",
+        about="Triton kernels or their references in PyTorch; auto: Triton on CUDA and ROCm",
     ),
     "cuda_graph": replace(
         _choice("auto", "auto", True, False), about="replay a step as a CUDA graph; auto: where it can be recorded"

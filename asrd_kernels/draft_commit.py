@@ -22,7 +22,7 @@ class Witnesses:
 
     checked: Tensor  # [B, W] int64, the position that each checks in the coming pass, G for one that is not used
     edits: Tensor  # [B, G] int64, how often a position was edited
-    sureness: Tensor  # [B, G] float, confidence of what was written last
+    confidence: Tensor  # [B, G] float, confidence of what was written last
     threshold_back: float  # a draft below it is checked
     max_edits: int  # of a position
     ratio: float  # where probabilities of the committed tokens are given: edit if below so much of the witness's best
@@ -62,13 +62,13 @@ def draft_commit_torch(
     if token_prob is not None:
         edited &= token_prob < witnesses.ratio * confidence
     witnesses.edits.add_(edited)
-    witnesses.sureness.copy_(torch.where(drafted | edited, confidence, witnesses.sureness))
+    witnesses.confidence.copy_(torch.where(drafted | edited, confidence, witnesses.confidence))
     # pending are doubtful drafts, edits, and what had no witness yet
     doubtful = drafted & (confidence < witnesses.threshold_back)
     waiting = state.pending & ~in_check
     apply_step(state, rules, top1, drafted, provisional=doubtful | edited | waiting, edited=edited)
     # the next witnesses check the least confident of the pending tokens (of equals the lower position)
-    order = torch.where(state.pending, witnesses.sureness, torch.inf).argsort(dim=1, stable=True)
+    order = torch.where(state.pending, witnesses.confidence, torch.inf).argsort(dim=1, stable=True)
     order = order[:, : witnesses.checked.shape[1]]
     witnesses.checked.copy_(torch.where(state.pending.gather(1, order), order, state.length))
 

@@ -91,7 +91,7 @@ def _checked(p_checked, o_, witnesses):
 @triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "max_edits", "witnesses"])
 def draft_commit_kernel(
     p_tokens, p_lengths, p_pending, p_guided, p_active, p_step, p_counts, p_done, p_report,
-    p_top1, p_confidence, p_bad, p_bounds, p_checked, p_edits, p_sureness, p_token_prob,
+    p_top1, p_confidence, p_bad, p_bounds, p_checked, p_edits, p_kept, p_token_prob,
     p_slots, p_source, p_first,
     s_tokens, s_top1, s_confidence, s_bad, s_token_prob, rows, room, block_length, mask_id, pad_id,
     threshold: tl.float64, threshold_back: tl.float64, ratio: tl.float64, max_edits, witnesses,
@@ -111,7 +111,7 @@ def draft_commit_kernel(
     if EDIT:
         p_checked += row * witnesses
         p_edits += row * room
-        p_sureness += row * room
+        p_kept += row * room
         p_token_prob += row * s_token_prob
     dtype = p_confidence.dtype.element_ty
     length = tl.load(p_lengths + row).to(tl.int32)
@@ -172,7 +172,7 @@ def draft_commit_kernel(
         if EDIT:
             tl.store(p_pending + o_, b_pending, mask=m_)
             tl.store(p_edits + o_, b_number + 1, mask=m_ & b_edited)
-            tl.store(p_sureness + o_, b_confidence, mask=m_ & b_written)
+            tl.store(p_kept + o_, b_confidence, mask=m_ & b_written)
         b_ends = o_ < 0
         if EARLY_STOP:
             b_ends = is_any(b_tokens, EOS_IDS)
@@ -205,7 +205,7 @@ def draft_commit_kernel(
         if EDIT:
             tl.store(p_pending + o_, tl.zeros([TILE], tl.int1), mask=m_ & ~live)
     if EDIT or PICK:
-        tl.debug_barrier()  # every warp has written `pending`, `guided` and `sureness`
+        tl.debug_barrier()  # every warp has written `pending`, `guided` and `confidence`
     if EDIT:
         sure, here = tl.full([], -1.0, dtype), -1
         for i in range(witnesses):  # the least sure behind the one before
@@ -213,7 +213,7 @@ def draft_commit_kernel(
             for start in range(0, length, TILE):
                 o_ = start + tl.arange(0, TILE)
                 b_rest = tl.load(p_pending + o_, mask=o_ < length, other=0).to(tl.int1)
-                b_sure = tl.load(p_sureness + o_, mask=b_rest, other=0.0)
+                b_sure = tl.load(p_kept + o_, mask=b_rest, other=0.0)
                 b_rest &= (b_sure > sure) | ((b_sure == sure) & (o_ > here))
                 low, at = tl.min(tl.where(b_rest, b_sure, float("inf")), 0, return_indices=True)
                 place = tl.where(low < least, start + at, place)
@@ -254,7 +254,7 @@ def draft_commit_triton(
     rows, length = state.pending.shape
     top1, confidence, _, bad = stats
     none = state.step
-    kept = (none, none, none) if witnesses is None else (witnesses.checked, witnesses.edits, witnesses.sureness)
+    kept = (none, none, none) if witnesses is None else (witnesses.checked, witnesses.edits, witnesses.confidence)
     obeyed = (0.0, 1.0, 0) if witnesses is None else (witnesses.threshold_back, witnesses.ratio, witnesses.max_edits)
     scores = confidence if token_prob is None else token_prob
     draft_commit_kernel[(rows,)](

@@ -40,7 +40,7 @@ class BlockLooDecoder(LooDecoder):
 
     def held(self) -> list[Tensor]:
         """Also what witnesses do."""
-        return [*super().held(), self.witnesses.checked, self.witnesses.edits, self.witnesses.sureness]
+        return [*super().held(), self.witnesses.checked, self.witnesses.edits, self.witnesses.confidence]
 
     def witness_positions(self) -> Tensor:
         """What witnesses check."""

@@ -79,7 +79,7 @@ class LooDecoder(KeptSlots):
         self.witnesses = Witnesses(
             checked=torch.full((self.batch, len(self.witness)), state.length, device=device),
             edits=torch.zeros_like(state.last),
-            sureness=torch.zeros_like(state.entropy),
+            confidence=torch.zeros_like(state.entropy),
             threshold_back=float(config.threshold_back),
             max_edits=int(config.max_edits),
             ratio=float(config.ratio),

@@ -164,8 +164,10 @@ class ModelAdapter:
         if (way or self.capabilities.layout) == "attention":
             if canvas_mask is not None and canvas_mask.dim() == 2:  # flash: transformers would make it bool
                 canvas_mask = canvas_mask.bool()
-            twin = dispatch.which("leave_one_out_attention", impl, self.table.device, dtype=self.table.dtype) == "torch"
-            seen = leave_one_out_mask(layout.excluded, layout.keys) if twin else None  # the same in every layer
+            reference = (
+                dispatch.which("leave_one_out_attention", impl, self.table.device, dtype=self.table.dtype) == "torch"
+            )
+            seen = leave_one_out_mask(layout.excluded, layout.keys) if reference else None  # the same in every layer
             return {KEYWORD: ExtraRows(layout.excluded, layout.keys, canvas_mask, impl, seen)}
         mask = layout.visible(queries)[:, None]
         if self.attention == "eager":  # adds its mask to the scores

@@ -53,7 +53,7 @@ def compile_reference() -> list[dict[str, Any]]:
 
 
 def count_launches() -> list[dict[str, Any]]:
-    """Launches and host reads of a step by part: eager twins beside Triton."""
+    """Launches and host reads of a step by part: eager references beside Triton."""
     from tests.support.kernels.launches import PARTS, count_step
 
     (eager, eager_reads), (fused, fused_reads) = count_step("torch"), count_step("triton")

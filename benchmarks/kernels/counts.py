@@ -146,7 +146,7 @@ def count_all(path: Path, kernels: list[str], providers: list[str], targets: lis
             for target in targets:
                 mine = (subject.kernel, provider, target, subject.x_name, subject.x)
                 curve = subject.kernel == "vocab_stats" and subject.x != LLADA
-                elsewhere = target != targets[0] and (curve or provider == "eager (twin)")
+                elsewhere = target != targets[0] and (curve or provider == "eager (reference)")
                 unwanted = (kernels and subject.kernel not in kernels) or (providers and provider not in providers)
                 if mine in known or elsewhere or unwanted:
                     continue

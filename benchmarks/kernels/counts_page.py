@@ -21,10 +21,10 @@ _SHOWN = {  # column: metric
 }  # fmt: skip
 _COMPARED = ("warp instructions", "sectors", "bank conflicts", "barriers", "bytes", "registers", "spills")
 _LINES = {  # provider -> what it is called, style of its line
-    "eager (twin)": ("PyTorch eager", None, "--"),
+    "eager (reference)": ("PyTorch eager", None, "--"),
     "Triton chain": ("Triton chain", 1, "-"),
     "torch.compile (plain)": ("torch.compile, plain", 3, "-"),
-    "torch.compile (twin)": ("torch.compile, our twin", 0, "-"),
+    "torch.compile (reference)": ("torch.compile, our reference", 0, "-"),
     "Liger softmax (formula)": ("Liger softmax*", None, ":"),
     "quack softmax (formula)": ("quack softmax*", None, ":"),
     "asrd": ("asrd", "asrd", "-"),

@@ -7,7 +7,7 @@ JITFunction.run, so `recorded` and the PTX machine see them as they see ours. Of
 would time against each other on a GPU, the first that keeps the most schedulers busy is taken. Written for torch 2.13,
 of whose insides it knows the names patched below.
 
-It works for plain functions and for the twins of `vocab_stats` without noise, `commit` and `draft_commit`. That of
+It works for plain functions and for the references of `vocab_stats` without noise, `commit` and `draft_commit`. That of
 `anchor_embed` has matrix products, which inductor leaves to cuBLAS.
 """
 

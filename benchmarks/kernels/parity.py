@@ -1,7 +1,7 @@
-"""Each kernel against its PyTorch twin, both on one device: integers equal, floats as near to float64 truth.
+"""Each kernel against its PyTorch reference, both on one device: integers equal, floats as near to float64 truth.
 
-The rule is that of tests/kernels: the error of a kernel against the twin in float64 is at most the twin's own plus a
-tolerance. Inputs are those of cases.py, with rows that are numerically hard among the logits.
+The rule is that of tests/kernels: the error of a kernel against the reference in float64 is at most the reference's own plus
+a tolerance. Inputs are those of cases.py, with rows that are numerically hard among the logits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.subjects import TWINS
+from benchmarks.kernels.subjects import REFERENCES
 from tests.support.kernels.arguments import tensors_in, with_tensors
 from tests.support.kernels.cases import (
     DTYPES,
@@ -46,7 +46,7 @@ class Check:
 @dataclass(frozen=True)
 class Parity:
     """How a check ended. `excess`: by how much a float is worse than it may be, in units of the tolerance; <= 0: not.
-    `differing`: integers that are not the twin's."""
+    `differing`: integers that are not the reference's."""
 
     operation: str
     dtype: str
@@ -104,15 +104,15 @@ def _hard(case: Case) -> Case:
 
 
 def compare(check: Check, device: str, launcher: Callable[[str], Callable[..., Any]]) -> Parity:
-    """Run kernel, twin and truth on copies of one input. `launcher`: the kernel of an operation."""
+    """Run kernel, reference and truth on copies of one input. `launcher`: the kernel of an operation."""
     case = check.make(device)
     given = case.run(lambda *arguments: arguments)
-    twin = TWINS[case.operation]
+    reference = REFERENCES[case.operation]
     result = lambda passed, *rest: Parity(case.operation, check.dtype, case.label, passed, *rest)  # noqa: E731
     try:
         name = case.operation
-        ours, theirs = _results(name, launcher(name), given), _results(name, twin, given)
-        truth = _results(name, twin, _widened(given)) if check.tolerance else theirs
+        ours, theirs = _results(name, launcher(name), given), _results(name, reference, given)
+        truth = _results(name, reference, _widened(given)) if check.tolerance else theirs
     except Exception as error:  # whatever a driver or compiler raises belongs into the report
         return result(False, 0, 0.0, f"{type(error).__name__}: {error}")
     differing, worst = 0, -1.0
@@ -124,13 +124,13 @@ def compare(check: Check, device: str, launcher: Callable[[str], Callable[..., A
     return result(differing == 0 and worst <= 0, differing, worst)
 
 
-def excess(ours: Tensor, twins: Tensor, truth: Tensor, tolerance: float, floor: float) -> float:
-    """The largest error of ours beyond the twin's own and `tolerance` of the value (or of `floor`), in units of the
-    tolerance; infinite where ours is NaN and the truth is not. The value is the truth, or the twin's if that is larger:
-    in float64 another token may be sampled."""
-    both = (ours.isnan() & twins.isnan()) | (ours == twins)
-    error, own = (ours.double() - truth.double()).abs(), (twins.double() - truth.double()).abs()
-    allowed = tolerance * torch.maximum(truth.double().abs(), twins.double().abs()).clamp(min=floor)
+def excess(ours: Tensor, references: Tensor, truth: Tensor, tolerance: float, floor: float) -> float:
+    """The largest error of ours beyond the reference's own and `tolerance` of the value (or of `floor`), in units of
+    the tolerance; infinite where ours is NaN and the truth is not. The value is the truth, or the reference's if that is
+    larger: in float64 another token may be sampled."""
+    both = (ours.isnan() & references.isnan()) | (ours == references)
+    error, own = (ours.double() - truth.double()).abs(), (references.double() - truth.double()).abs()
+    allowed = tolerance * torch.maximum(truth.double().abs(), references.double().abs()).clamp(min=floor)
     beyond = ((error - own) / allowed - 1).masked_fill(both, -1.0).nan_to_num(torch.inf)
     return float(beyond.max()) if beyond.numel() else -1.0
 

@@ -33,8 +33,8 @@ BF16 = torch.bfloat16
 ROWS = 32  # wanted rows of a step: LLaDA's active block
 VOCABS = (1024, 4096, 16384, 65536, 126464, 262144)
 LLADA = 126464
-_GENERATED = ("commit", "draft_commit")  # beside vocab_stats: twins for which inductor's code is nearly all Triton
-TWINS: dict[str, Callable[..., Any]] = {
+_GENERATED = ("commit", "draft_commit")  # beside vocab_stats: references for which inductor's code is nearly all Triton
+REFERENCES: dict[str, Callable[..., Any]] = {
     "anchor_embed": anchor_embed_torch,
     "vocab_stats": vocab_stats_torch,
     "commit": partial(dispatch.commit, impl="torch"),  # with report and slots, which the kernel writes, too
@@ -89,8 +89,8 @@ def ours(case: Case) -> Iterator[Task]:
 
 @contextmanager
 def eager(case: Case) -> Iterator[Task]:
-    """Our PyTorch twin, operation by operation."""
-    task = _task(case, TWINS[case.operation])
+    """Our PyTorch reference, operation by operation."""
+    task = _task(case, REFERENCES[case.operation])
     yield Task(task.reset, task.run, task.results, executes=False)
 
 
@@ -101,9 +101,9 @@ def chain(case: Case) -> Iterator[Task]:
 
 
 @contextmanager
-def compiled_twin(case: Case) -> Iterator[Task]:
-    """torch.compile's code for our PyTorch twin."""
-    with _by_inductor(case, TWINS[case.operation], case.run(lambda *arguments: arguments)) as task:
+def compiled_reference(case: Case) -> Iterator[Task]:
+    """torch.compile's code for our PyTorch reference."""
+    with _by_inductor(case, REFERENCES[case.operation], case.run(lambda *arguments: arguments)) as task:
         yield task
 
 
@@ -143,14 +143,14 @@ def _by_inductor(case: Case, function: Callable[..., Any], arguments: tuple[Any,
 PROVIDERS: dict[str, Provider] = {
     "asrd": ours,
     "Triton chain": chain,
-    "torch.compile (twin)": compiled_twin,
+    "torch.compile (reference)": compiled_reference,
     "torch.compile (plain)": compiled_plain,
-    "eager (twin)": eager,
+    "eager (reference)": eager,
 }
 
 
 def providers_of(subject: Subject) -> list[str]:
-    """Who can do it: a chain knows no noise, and of the other twins inductor leaves matrix products to cuBLAS."""
+    """Who can do it: a chain knows no noise, and of the other references inductor leaves matrix products to cuBLAS."""
     if subject.kernel == "vocab_stats":
         return list(PROVIDERS)
-    return ["asrd", *(["torch.compile (twin)"] if subject.kernel in _GENERATED else []), "eager (twin)"]
+    return ["asrd", *(["torch.compile (reference)"] if subject.kernel in _GENERATED else []), "eager (reference)"]

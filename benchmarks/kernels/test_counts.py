@@ -17,7 +17,7 @@ from benchmarks.kernels.counts_page import compared, summary
 from benchmarks.kernels.gpus import GPUS, issue_bound
 from benchmarks.kernels.inductor import changed
 from benchmarks.kernels.measure import Allocations, Launch, checksum, compiled, counted, launched_by
-from benchmarks.kernels.subjects import PROVIDERS, TWINS, Subject, compiled_twin, ours, providers_of, subjects
+from benchmarks.kernels.subjects import PROVIDERS, REFERENCES, Subject, compiled_reference, ours, providers_of, subjects
 from tests.support.kernels.arguments import tensors_in
 from tests.support.kernels.cases import Case, commit_case, draft_case, stats_case
 from tests.support.kernels.code import recorded
@@ -139,14 +139,14 @@ CASES: dict[str, Callable[[], Case]] = {
 @pytest.mark.parametrize(
     "name", [name if "one kernel" in name else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
-def test_generated_code_gives_what_the_twin_gives(name: str) -> None:
+def test_generated_code_gives_what_the_reference_gives(name: str) -> None:
     case = CASES[name]()
-    given, twin = case.run(lambda *arguments: arguments), TWINS[case.operation]
-    with compiled_twin(case) as task, executed("sm_80", Options(races=False)) as machine:
+    given, reference = case.run(lambda *arguments: arguments), REFERENCES[case.operation]
+    with compiled_reference(case) as task, executed("sm_80", Options(races=False)) as machine:
         task.run()
     assert machine.launches
-    found, written = task.results(), changed(twin, given)
-    returned = tensors_in(twin(*given))
+    found, written = task.results(), changed(reference, given)
+    returned = tensors_in(reference(*given))
     wanted = returned + [tensor for number, tensor in enumerate(tensors_in(given)) if number in written]
     assert wanted
     for mine, theirs in zip(found, wanted, strict=True):
@@ -157,7 +157,7 @@ def test_generated_code_gives_what_the_twin_gives(name: str) -> None:
 def test_what_generated_code_leaves_to_pytorch_is_a_launch_with_the_bytes_of_its_operands() -> None:
     """commit's scatter_: slots, their indices, what is put there, and the result."""
     small = Subject("commit", "G", 40, lambda: commit_case(1, 2, 40))
-    rows = list(counts.count(small, "torch.compile (twin)", "sm_80"))
+    rows = list(counts.count(small, "torch.compile (reference)", "sm_80"))
     values = {row["metric"]: row["value"] for row in rows if row["launch"] == counts.ALL}
     launches = {row["launch"] for row in rows} - {counts.ALL}
     assert values["launches"] == len(launches) + 1
@@ -185,12 +185,12 @@ def test_a_run_writes_rows_tables_and_a_figure_and_counts_nothing_twice(
     rows = run(tmp_path)
     values = {(row["provider"], row["metric"]): row["value"] for row in rows if row["launch"] == counts.ALL}
     assert {provider for provider, _ in values} == {*PROVIDERS, *rivals.FORMULAS}
-    for provider in set(PROVIDERS) - {"eager (twin)"}:
+    for provider in set(PROVIDERS) - {"eager (reference)"}:
         assert values[provider, "warp instructions"] > 0
         assert values[provider, "bound on A100, us"] > 0
     assert values["asrd", "launches"] == 2
     assert values["Triton chain", "launches"] == 3
-    assert values["asrd", "bytes"] < values["Triton chain", "bytes"] < values["eager (twin)", "bytes"]
+    assert values["asrd", "bytes"] < values["Triton chain", "bytes"] < values["eager (reference)", "bytes"]
     assert "| vocab_stats, V=1024 | sm_80 | asrd | 2 |" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"counts.csv", "counts.png", "counts-dark.png"}
     assert run(tmp_path) == rows

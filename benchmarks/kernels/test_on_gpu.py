@@ -88,13 +88,13 @@ def test_a_report_is_written_and_enters_the_table(device: StandIn, tmp_path: Pat
 @pytest.mark.usefixtures("few")
 def test_timings_fill_the_cells_of_the_cost_page(device: StandIn) -> None:
     found = timing.measured(device, small=True, repetitions=1)
-    kernel, twin = found["timings"][:2]
-    assert (kernel["impl"], twin["impl"]) == ("triton", "torch")
+    kernel, reference = found["timings"][:2]
+    assert (kernel["impl"], reference["impl"]) == ("triton", "torch")
     names = dict.fromkeys(("launches", "compulsory", "bytes", "sectors", "ratio_sectors"), 1)
     points = [names | {"axis": "reference", "operation": kernel["operation"], "shape": kernel["shape"]}]
     points += [points[0] | {"shape": "another"}, points[0] | {"axis": "V"}]
     timed, other = cost_rows(points, found)
-    assert (timed["triton_us"], timed["eager_us"]) == (kernel["median_us"], twin["median_us"])
+    assert (timed["triton_us"], timed["eager_us"]) == (kernel["median_us"], reference["median_us"])
     assert timed["GB/s"] == pytest.approx(kernel["needed_bytes"] / kernel["median_us"] / 1e3)
     assert timed["of_memset"] == pytest.approx(timed["GB/s"] / found["memset_gigabytes_per_second"])
     assert (other["triton_us"], other["of_memset"]) == (None, None)
@@ -133,11 +133,11 @@ def test_a_wrong_kernel_is_reported_and_ends_with_1(
 
 
 def test_a_float_beyond_its_tolerance_is_worse() -> None:
-    truth, twin = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])
-    assert parity.excess(truth + torch.tensor([1e-7, 0.0]), twin, truth, 1e-6, 1e-30) < 0
-    assert parity.excess(truth + torch.tensor([0.0, 1e-5]), twin, truth, 1e-6, 1e-30) > 0
-    assert parity.excess(torch.tensor([torch.nan, 2.0]), twin, truth, 1e-6, 1e-30) == torch.inf
-    assert parity.excess(truth + 1e-5, twin + 1e-5, truth, 1e-6, 1e-30) < 0  # the twin's own error is allowed
+    truth, reference = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])
+    assert parity.excess(truth + torch.tensor([1e-7, 0.0]), reference, truth, 1e-6, 1e-30) < 0
+    assert parity.excess(truth + torch.tensor([0.0, 1e-5]), reference, truth, 1e-6, 1e-30) > 0
+    assert parity.excess(torch.tensor([torch.nan, 2.0]), reference, truth, 1e-6, 1e-30) == torch.inf
+    assert parity.excess(truth + 1e-5, reference + 1e-5, truth, 1e-6, 1e-30) < 0  # the reference's own error is allowed
 
 
 def test_tolerances_are_those_of_the_tests() -> None:

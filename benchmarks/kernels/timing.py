@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from asrd.engine.device.gpu import CudaGpu
-from benchmarks.kernels.subjects import TWINS
+from benchmarks.kernels.subjects import REFERENCES
 from tests.support.kernels.cases import Case, attention_case, commit_case, draft_case, embed_case, stats_case
 from tests.support.kernels.launchers import LAUNCHERS
 
@@ -78,7 +78,7 @@ class CudaDevice(CudaGpu):
 
 
 def measured(device: Device, *, small: bool = False, repetitions: int = 50) -> dict[str, Any]:
-    """The bandwidth of a memset and a row for each kernel and each twin; `small` for a device that is none."""
+    """The bandwidth of a memset and a row for each kernel and each reference; `small` for a device that is none."""
     return {
         "memset_gigabytes_per_second": memset(device, 2**16 if small else _MEMSET_BYTES, repetitions),
         "timings": list(timings(device, small, repetitions)),
@@ -108,9 +108,9 @@ def timed_cases(device: str, small: bool) -> list[Case]:
 
 
 def timings(device: Device, small: bool, repetitions: int) -> Iterator[dict[str, Any]]:
-    """Microseconds (all repetitions, sorted) and peak memory of each kernel and of its twin."""
+    """Microseconds (all repetitions, sorted) and peak memory of each kernel and of its reference."""
     for case in timed_cases(device.where, small):
-        for impl, operation in (("triton", LAUNCHERS[case.operation]), ("torch", TWINS[case.operation])):
+        for impl, operation in (("triton", LAUNCHERS[case.operation]), ("torch", REFERENCES[case.operation])):
             row = {"operation": case.operation, "shape": case.label, "impl": impl, "needed_bytes": case.compulsory}
             try:
                 yield row | _timed(device, case, operation, repetitions)

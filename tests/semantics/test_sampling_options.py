@@ -142,7 +142,7 @@ def test_filters_without_temperature_are_said_to_do_nothing_once(
     ]
 
 
-def test_with_triton_filters_run_in_the_pytorch_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_triton_filters_run_in_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """On any device, and with the same result; without filters the kernel is asked for."""
     monkeypatch.setattr(dispatch, "resolve_impl", lambda impl, device: "triton")
     logits, row, place = torch.tensor([LOGITS] * 4), torch.arange(4), torch.zeros(4, dtype=torch.int64)

@@ -1,7 +1,7 @@
 """Shared by the parity tests of the kernels: rows that are numerically hard, random runs, poisoned outputs, tolerances.
 
-A kernel's error against float64 truth may be its twin's own plus a little: `TOLERANCES` says how much, relative to the
-true value.
+A kernel's error against float64 truth may be its reference's own plus a little: `TOLERANCES` says how much, relative to
+the true value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asrd_kernels import VocabStats
 from tests.support.kernels.cases import DTYPES
 
 TOLERANCES = {
-    "statistics": 2.0**-19,  # of float32 sums over a vocabulary, in another order than the twin's
+    "statistics": 2.0**-19,  # of float32 sums over a vocabulary, in another order than the reference's
     "fp32": 2.0**-22,  # embeddings: two roundings of the last bit
     "fp16": 2.0**-11,  # half a unit in the last place, where the two round a midpoint differently
     "bf16": 2.0**-7,  # a unit in the last place: the interpreter truncates where a GPU rounds
@@ -32,14 +32,15 @@ def poisoned(batch: int, length: int) -> VocabStats:
     return VocabStats(torch.full(shape, UNWRITTEN), nan(), nan(), torch.ones(shape, dtype=torch.bool))
 
 
-def assert_no_worse(ours: Tensor, twins: Tensor, truth: Tensor, tolerance: float, floor: float, what: str) -> None:
-    """Every error of ours is at most the twin's own plus `tolerance` of the true value (or of `floor`, if that is
+def assert_no_worse(ours: Tensor, references: Tensor, truth: Tensor, tolerance: float, floor: float, what: str) -> None:
+    """Every error of ours is at most the reference's own plus `tolerance` of the true value (or of `floor`, if that is
     larger); NaN is an error."""
-    error, own = (ours.double() - truth).abs(), (twins.double() - truth).abs()
+    error, own = (ours.double() - truth).abs(), (references.double() - truth).abs()
     excess = error - own - tolerance * truth.abs().clamp(min=floor)
     worst = int(excess.nan_to_num(torch.inf).argmax()) if excess.numel() else 0
     assert bool((excess <= 0).all()), (
-        f"{what}: element {worst} is {float(ours.flatten()[worst])}, the twin's {float(twins.flatten()[worst])},"
+        f"{what}: element {worst} is {float(ours.flatten()[worst])},"
+        f" the reference's {float(references.flatten()[worst])},"
         f" the truth {float(truth.flatten()[worst])}"
     )
 

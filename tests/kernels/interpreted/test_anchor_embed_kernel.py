@@ -1,4 +1,4 @@
-"""`anchor_embed` by Triton gives its twin's embeddings: clean ones to the bit, edited ones as near to the truth."""
+"""`anchor_embed` by Triton gives the reference's embeddings: clean ones to the bit, edited ones as near to truth."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def in_float64(state: DecodeState) -> DecodeState:
 
 
 def check(state: DecodeState, table: Tensor, rules: Rules, *keys: Tensor) -> Tensor:
-    """Kernel against twin and float64 truth. Gives what the kernel made."""
+    """Kernel against reference and float64 truth. Gives what the kernel made."""
     found = anchor_embed_triton(state, table, rules, *keys)
-    twin = anchor_embed_torch(state, table, rules, *keys)
+    reference = anchor_embed_torch(state, table, rules, *keys)
     truth = anchor_embed_torch(in_float64(state), table.double(), rules, *keys)
     assert found.dtype == table.dtype
     clean = table[state.tokens]
@@ -49,7 +49,9 @@ def check(state: DecodeState, table: Tensor, rules: Rules, *keys: Tensor) -> Ten
     assert torch.equal(found[~edited], clean[~edited])
     name = next(name for name, dtype in DTYPES.items() if dtype == table.dtype)
     size = float(table.abs().max())  # terms of this size may cancel; their rounding in float32 stays
-    assert_no_worse(found, twin, truth, TOLERANCES[name], size * TOLERANCES["fp32"] / TOLERANCES[name], "embeddings")
+    assert_no_worse(
+        found, reference, truth, TOLERANCES[name], size * TOLERANCES["fp32"] / TOLERANCES[name], "embeddings"
+    )
     return found
 
 
@@ -68,7 +70,7 @@ def check(state: DecodeState, table: Tensor, rules: Rules, *keys: Tensor) -> Ten
         (4096, "fp32", {"capacity": 8}),
     ],
 )
-def test_values_are_the_twins(dim: int, dtype: str, settings: dict[str, Any]) -> None:
+def test_values_are_the_references(dim: int, dtype: str, settings: dict[str, Any]) -> None:
     """Rows with 0, 1 and 2 anchors; masks with and without a recorded entropy; a zero embedding under the probe."""
     state, table, rules, *keys = a_case(2 if dim > 1000 else 3, 20, dim, dtype, **settings)
     found = check(state, table, rules, *keys)
@@ -160,7 +162,7 @@ def test_a_row_of_the_table_fits_its_lanes_at_16_elements_a_thread() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [*DIMS, 8192])
-def test_values_are_the_twins_over_all_shapes(dim: int, dtype: str) -> None:
+def test_values_are_the_references_over_all_shapes(dim: int, dtype: str) -> None:
     for batch, length, probe, magnitude in itertools.product((1, 3), (1, 33), PROBES, ("entropy", "constant")):
         check(*a_case(batch, length, dim, dtype, probe=probe, magnitude=magnitude, capacity=min(16, length)))
     for capacity, anchors in itertools.product((0, 1, 5), (0, 1, 7)):

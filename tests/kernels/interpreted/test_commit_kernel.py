@@ -1,4 +1,4 @@
-"""The commit kernel decides as its PyTorch twin: random runs of steps, no model, every tensor of the state compared."""
+"""The commit kernel decides as its reference: random runs of steps, no model, every tensor of the state compared."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def events(before: DecodeState, after: DecodeState, stats: VocabStats, rules: Ru
 
 
 def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
-    """One random run; raises where kernel and twin part."""
+    """One random run; raises where kernel and reference part."""
     rng, random_tensors = random.Random(seed), torch.Generator().manual_seed(seed)
     vocab, batch = rng.choice([4, 6, 12]), rng.choice([1, 2, 3])
     rules = draw_rules(rng, length, vocab)

@@ -1,4 +1,4 @@
-"""The draft_commit kernel decides as its PyTorch twin: random runs of steps, no model, every tensor compared."""
+"""The draft_commit kernel decides as its PyTorch reference: random runs of steps, no model, every tensor compared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def draw_witnesses(rng: random.Random, state: DecodeState) -> Witnesses:
     return Witnesses(
         checked=torch.full((len(state.tokens), width), state.length),
         edits=torch.zeros_like(state.last),
-        sureness=torch.zeros_like(state.entropy),
+        confidence=torch.zeros_like(state.entropy),
         threshold_back=rng.choice([0.0, 0.5, 0.9, 1.0]),
         max_edits=rng.choice([0, 1, 3]),
         ratio=rng.choice([1.0, 0.5]),
@@ -108,7 +108,7 @@ def events(
 
 
 def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
-    """One random run; raises where kernel and twin part."""
+    """One random run; raises where kernel and reference part."""
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     vocab, batch, kind = rng.choice([4, 6, 12]), rng.choice([1, 2, 3]), ("threshold", "factor", "loo")[seed % 3]
     rules = draw_rules(rng, length, vocab)

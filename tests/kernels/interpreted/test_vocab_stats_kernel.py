@@ -1,4 +1,4 @@
-"""`vocab_stats` by Triton reads what its twin reads: integers equal, floats as near to float64 truth, all written."""
+"""`vocab_stats` by Triton reads what its reference reads: integers equal, floats as near to the truth, all written."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ def a_readout(vocab: int, **settings: Any) -> Readout:
 
 
 def check(logits: Tensor, unwanted: int = 0, **settings: Any) -> VocabStats:
-    """Kernel against twin and truth; the last `unwanted` rows are unused slots. Gives what the kernel wrote."""
+    """Kernel against reference and truth; the last `unwanted` rows are unused slots. Gives what the kernel wrote."""
     rows, vocab = logits.shape
     length = -(-rows // BATCH)
     slot = torch.arange(rows)
     row, position = slot % BATCH, torch.where(slot < rows - unwanted, slot // BATCH, length)
     readout = a_readout(vocab, **settings)
-    found, twin = poisoned(BATCH, length), poisoned(BATCH, length)
+    found, reference = poisoned(BATCH, length), poisoned(BATCH, length)
     before = logits.clone()
     vocab_stats_triton(logits, row, position, readout, found)
     assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits were changed"
-    vocab_stats_torch(before.clone(), row, position, readout, twin)
+    vocab_stats_torch(before.clone(), row, position, readout, reference)
 
     at = (row[: rows - unwanted], position[: rows - unwanted])
     untouched = torch.ones_like(found.bad)
     untouched[at] = False
     assert (found.top1[untouched] == UNWRITTEN).all()
     assert found.confidence[untouched].isnan().all()
-    assert torch.equal(found.top1[at], twin.top1[at])
-    assert torch.equal(found.bad[at], twin.bad[at])
+    assert torch.equal(found.top1[at], reference.top1[at])
+    assert torch.equal(found.bad[at], reference.bad[at])
     p, entropy = true_statistics(before[: rows - unwanted], readout.forbidden)
     readable, picked = ~found.bad[at], found.top1[at]
     trusted = p.gather(1, picked[:, None])[:, 0]
     if readout.unconfident is not None:
         trusted = trusted * ~torch.isin(picked, readout.unconfident)
     for name, truth in (("confidence", trusted), ("entropy", entropy)):
-        ours, twins = getattr(found, name)[at], getattr(twin, name)[at]
+        ours, references = getattr(found, name)[at], getattr(reference, name)[at]
         assert (ours[~readable] == 0).all()
         truth = truth[readable]
-        assert_no_worse(ours[readable], twins[readable], truth, TOLERANCES["statistics"], 1e-30, name)
+        assert_no_worse(ours[readable], references[readable], truth, TOLERANCES["statistics"], 1e-30, name)
     return found
 
 
@@ -86,7 +86,7 @@ def check(logits: Tensor, unwanted: int = 0, **settings: Any) -> VocabStats:
         (1, 126464, "fp32", 0.8),
     ],
 )
-def test_values_are_the_twins(rows: int, vocab: int, dtype: str, temperature: float) -> None:
+def test_values_are_the_references(rows: int, vocab: int, dtype: str, temperature: float) -> None:
     check(hard_logits(rows, vocab, dtype, first=rows + vocab), temperature=temperature)
 
 
@@ -116,11 +116,11 @@ def test_float64_stays_float64() -> None:
     logits = hard_logits(len(KINDS), 300, "fp32").double() * 1.1
     readout, slot = a_readout(300, temperature=0.5), torch.arange(len(logits))
     kinds = (torch.int64, torch.float64, torch.float64, torch.bool)
-    found, twin = (VocabStats(*(torch.zeros(1, len(slot) + 1, dtype=k) for k in kinds)) for _ in range(2))
+    found, reference = (VocabStats(*(torch.zeros(1, len(slot) + 1, dtype=k) for k in kinds)) for _ in range(2))
     vocab_stats_triton(logits, slot * 0, slot, readout, found)
-    vocab_stats_torch(logits.clone(), slot * 0, slot, readout, twin)
-    assert torch.equal(found.top1, twin.top1)
-    for ours, theirs in zip(found[1:3], twin[1:3], strict=True):
+    vocab_stats_torch(logits.clone(), slot * 0, slot, readout, reference)
+    assert torch.equal(found.top1, reference.top1)
+    for ours, theirs in zip(found[1:3], reference[1:3], strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-13, atol=0)
 
 
@@ -172,7 +172,7 @@ def draws_kernel(out_bits, out_draws, seed: tl.int64, row, position, step, first
 
 
 @pytest.mark.parametrize(("first", "length"), [(0, 16), (4, 8), (1024, 64), (126460, 4)])
-def test_the_noise_of_a_token_is_the_twins_wherever_a_tile_begins(first: int, length: int) -> None:
+def test_the_noise_of_a_token_is_the_references_wherever_a_tile_begins(first: int, length: int) -> None:
     for seed, row, position, step in ((0, 0, 0, 0), (2**64 - 1, 2**32 - 1, 511, 0), (12345, 7, 3, 9)):
         bits, draws = torch.full((length,), UNWRITTEN), torch.full((length,), torch.nan)
         draws_kernel[(1,)](bits, draws, as_int64(seed), row, position, step, first, LENGTH=length)
@@ -180,11 +180,11 @@ def test_the_noise_of_a_token_is_the_twins_wherever_a_tile_begins(first: int, le
         wanted = philox.random_bits(seed, *key, step, first + length)[0, first:]
         assert torch.equal(bits, wanted)
         if step == 0:
-            twin, truth = (
+            reference, truth = (
                 (-philox.gumbel(seed, *key, first + length, dtype)[0, first:].double()).exp()
                 for dtype in (torch.float32, torch.float64)
             )
-            assert torch.allclose(draws.double(), twin, rtol=2e-6, atol=0)
+            assert torch.allclose(draws.double(), reference, rtol=2e-6, atol=0)
             small = truth < 0.5  # they decide, and a large one's 1 - w is rounded
             assert torch.allclose(draws.double()[small], truth[small], rtol=3e-7, atol=0)
 
@@ -202,7 +202,7 @@ def test_chunks_cover_the_vocabulary_and_a_thread_holds_at_most_256_bytes() -> N
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_values_are_the_twins_over_all_shapes(vocab: int, dtype: str) -> None:
+def test_values_are_the_references_over_all_shapes(vocab: int, dtype: str) -> None:
     firsts = range(0, len(KINDS), 4)
     for rows, temperature, gap, first in itertools.product(ROWS, (0.0, 0.8), (0, 3), firsts if vocab < 5000 else (0,)):
         logits = hard_logits(rows, vocab + gap, dtype, first)[:, :vocab]

@@ -38,7 +38,7 @@ class Case:
 
     operation: str
     label: str
-    run: Callable[[Callable[..., Any]], Any]  # of an implementation: the Triton launcher or the PyTorch twin
+    run: Callable[[Callable[..., Any]], Any]  # of an implementation: the Triton launcher or the PyTorch reference
     compulsory: int | None
     reset: Callable[[], None] = lambda: None  # puts the inputs back that a run has changed
 
@@ -267,8 +267,8 @@ def draft_case(
     kept = None
     if witnesses:
         pending = torch.where(state.pending, state.positions, length).sort(1).values[:, :witnesses].contiguous()
-        sureness = torch.rand(state.entropy.shape, generator=draw).to(state.entropy)
-        kept = Witnesses(pending, torch.zeros_like(state.last), sureness, 0.9, 3, ratio)
+        confidence = torch.rand(state.entropy.shape, generator=draw).to(state.entropy)
+        kept = Witnesses(pending, torch.zeros_like(state.last), confidence, 0.9, 3, ratio)
     else:
         state.pending.zero_()
     scores = torch.rand(batch, length, generator=draw).to(state.entropy) if ratio < 1 else None

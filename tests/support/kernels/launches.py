@@ -1,4 +1,4 @@
-"""What one step asks of the device: launches and host reads of its parts, Triton kernels and eager twins.
+"""What one step asks of the device: launches and host reads of its parts, Triton kernels and eager references.
 
 A launch is a Triton launch or an operation of PyTorch that computes or moves something (on a GPU at least one kernel);
 views and allocations are not. A host read makes the host wait for the device. The step is the loop's own, of a small
@@ -84,7 +84,7 @@ def a_step(name: str = "asrd", **settings: Any) -> tuple[loop.Run, Decoder]:
 
 
 def count_step(impl: str, name: str = "asrd", **settings: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """Launches and host reads of one step by part, its operations by "torch" (eager twins) or "triton"."""
+    """Launches and host reads of one step by part, its operations by "torch" (eager references) or "triton"."""
     with patch.object(dispatch, "resolve_impl", lambda *_: impl):
         run, decoder = a_step(name, **settings)
         decoder.slot_indices()  # as the first step has done; with Triton `commit` keeps them up to date from then on
