@@ -1,8 +1,8 @@
 """What only a GPU can tell: `python -m benchmarks.kernels.on_gpu --out result.json`, a few minutes on a CUDA or ROCm
 device.
 
-1. Parity: every kernel in every dtype against its reference on the device, integers equal, floats as near to the float64
-   truth (parity.py).
+1. Parity: every kernel in every dtype against its reference on the device, integers equal, floats as near to
+   float64 truth (parity.py).
 2. Decisions: whole decodes of the packaged model by kernels and by the references, token by token.
 3. Time: each kernel and its reference at the sizes of LLaDA-8B's step, recorded as CUDA graphs and replayed with a cold
    L2 cache between two events, beside a measured memset; and the memory that each takes.

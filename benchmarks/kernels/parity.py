@@ -1,7 +1,7 @@
 """Each kernel against its PyTorch reference, both on one device: integers equal, floats as near to float64 truth.
 
-The rule is that of tests/kernels: the error of a kernel against the reference in float64 is at most the reference's own plus
-a tolerance. Inputs are those of cases.py, with rows that are numerically hard among the logits.
+The rule is that of tests/kernels: the error of a kernel against the reference in float64 is at most the reference's
+own plus a tolerance. Inputs are those of cases.py, with rows that are numerically hard among the logits.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def compare(check: Check, device: str, launcher: Callable[[str], Callable[..., A
 
 def excess(ours: Tensor, references: Tensor, truth: Tensor, tolerance: float, floor: float) -> float:
     """The largest error of ours beyond the reference's own and `tolerance` of the value (or of `floor`), in units of
-    the tolerance; infinite where ours is NaN and the truth is not. The value is the truth, or the reference's if that is
-    larger: in float64 another token may be sampled."""
+    the tolerance; infinite where ours is NaN and the truth is not. The value is the truth, or the reference's if that
+    is larger: in float64 another token may be sampled."""
     both = (ours.isnan() & references.isnan()) | (ours == references)
     error, own = (ours.double() - truth.double()).abs(), (references.double() - truth.double()).abs()
     allowed = tolerance * torch.maximum(truth.double().abs(), references.double().abs()).clamp(min=floor)
