@@ -43,7 +43,7 @@ from asrd.models.special_ids import special_ids
 from asrd.output import AsrdOutput
 from asrd.settings import Settings
 from asrd.trace import recording
-from asrd_kernels import dispatch
+from asrd_kernels import dispatch, text_ends
 
 log = logging.getLogger("asrd")
 
@@ -242,13 +242,10 @@ def row_stops(
 def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> AsrdOutput:
     """The result with its counters."""
     generated = rows.tokens[:, request.prompt.shape[1] :]
-    ends = torch.zeros_like(generated, dtype=torch.bool)
-    for token in request.rules.eos_ids:
-        ends |= generated == token
-    fixed = torch.zeros_like(ends)
+    fixed = torch.zeros_like(generated, dtype=torch.bool)
     if request.given is not None:
         fixed = request.given != request.rules.mask_id
-        ends &= ~fixed.flip(1).cummax(1).values.flip(1)
+    ends = text_ends(generated, request.rules.eos_ids, fixed)
     first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.asked)
     for row, stop in enumerate(stops):
         if stop is not None and stop.kept is not None:

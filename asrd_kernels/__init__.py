@@ -45,6 +45,7 @@ from asrd_kernels.state import (
     new_slots,
     new_state,
     new_stats,
+    text_ends,
     wanted,
     wanted_slots,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "new_stats",
     "ranks",
     "resolve_impl",
+    "text_ends",
     "vocab_stats_torch",
     "wanted",
     "wanted_slots",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats
+from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats, text_ends
 
 
 def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, quota: Tensor | None = None) -> None:
@@ -61,7 +61,7 @@ def extend_histories(state: DecodeState, top1: Tensor, seen: Tensor) -> None:
 
 def promote(state: DecodeState, T: Tensor, entropy: Tensor, rules: Rules) -> Tensor:
     """[B, G] bool A, the members of T that become anchors, which enter the cache."""
-    candidates = T if rules.anchor_eos else T & ~is_any(state.generated, rules.eos_ids)
+    candidates = T if rules.anchor_eos else T & ~text_ends(state.generated, rules.eos_ids)
     consistent = candidates & (state.run >= rules.window)  # line 12: the same top-1 for k steps
     lowest = torch.where(candidates, entropy, torch.inf).argmin(1, keepdim=True)
     seed = candidates & (state.positions == lowest)  # line 13: while s < k, the one of lowest entropy
@@ -114,9 +114,7 @@ def finish_step(state: DecodeState, pending: Tensor, rules: Rules) -> None:
     still_open = (x == rules.mask_id) | pending
     done = ~still_open.any(1)
     if rules.early_stop and rules.eos_ids:
-        # a text ends with an EOS of its own that has nothing open before it and nothing given after it
-        given_after = state.fixed.flip(1).cummax(1).values.flip(1)
-        ends = is_any(x, rules.eos_ids) & (still_open.cumsum(1) == 0) & ~given_after
+        ends = text_ends(x, rules.eos_ids, state.fixed) & (still_open.cumsum(1) == 0)  # nothing is open before it
         x.masked_fill_(ends.cumsum(1) > ends, rules.pad_id)
         done |= ends.any(1)
     state.done.copy_(done)
@@ -154,11 +152,3 @@ def ranks(score: Tensor, among: Tensor, largest: bool = False) -> Tensor:
     inside = among.gather(1, order)
     rank = torch.where(inside, inside.cumsum(1) - 1, score.shape[1])
     return torch.empty_like(order).scatter_(1, order, rank)
-
-
-def is_any(tokens: Tensor, ids: tuple[int, ...]) -> Tensor:
-    """Which tokens are one of the ids?"""
-    found = torch.zeros_like(tokens, dtype=torch.bool)
-    for token in ids:
-        found |= tokens == token
-    return found

@@ -9,6 +9,7 @@ length.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -116,6 +117,21 @@ class DecodeState:
     def inside(self) -> Tensor:
         """[B, G] bool: the positions of the row that a decoder may write."""
         return (self.positions < self.lengths[:, None]) & ~self.fixed
+
+    def settled(self, mask_id: int) -> Tensor:
+        """[B] int64: how many tokens will not change again, those before the first mask or pending token."""
+        still_open = (self.generated == mask_id) | self.pending
+        return torch.where(still_open.any(1), still_open.long().argmax(1), self.lengths)
+
+
+def text_ends(tokens: Tensor, eos_ids: Sequence[int], fixed: Tensor | None = None) -> Tensor:
+    """[..., G] bool: where tokens [..., G] may end a text, an EOS that was generated, with no given token after it."""
+    ends = torch.zeros_like(tokens, dtype=torch.bool)
+    for token in eos_ids:
+        ends |= tokens == token
+    if fixed is not None:
+        ends &= ~fixed.flip(-1).cummax(-1).values.flip(-1)
+    return ends
 
 
 def new_state(

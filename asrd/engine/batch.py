@@ -180,8 +180,7 @@ class Batch:
         if not slots:
             return {}
         state, here, ended = self.decoder.state, self._index(slots), {}
-        is_open = (state.generated[here] == self.decoder.rules.mask_id) | state.pending[here]
-        settled = torch.where(is_open.any(1), is_open.long().argmax(1), state.lengths[here])
+        settled = state.settled(self.decoder.rules.mask_id)[here]
         numbers = torch.cat([settled[:, None], state.step[here, None], state.generated[here]], dim=1).tolist()
         for slot, (final, steps, *tokens) in zip(slots, numbers, strict=True):
             if (kept := self.stops[slot](tokens[:final])) is not None:  # type: ignore[misc]

@@ -51,7 +51,7 @@ class Service:
         self.context, self.mask_id = adapter.context_length, ids.mask
         if adapter.block_length is not None:
             require_blocks(adapter, config, find_decoder(config.decoder).variant(config, adapter))
-        if config.max_new_tokens is None:  # a server's answers may be longer than a model usually gives
+        if config.max_new_tokens is None:  # the server's own default, not the model's
             config.max_new_tokens = FIELDS["max_new_tokens"].default
         self.config: AsrdConfig = with_defaults(config, adapter)
         self.decoders = [name for name in DECODERS if self._runs(name, adapter)]

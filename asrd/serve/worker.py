@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from asrd.engine.observers.events import Moment, moment_of
 from asrd.engine.scheduler import Usage
 from asrd.many import Engine, Handle, Result
@@ -224,9 +222,7 @@ class Worker:
         slots = [slot for slot, ticket in enumerate(owners) if ticket is not None and ticket.watched]
         if not slots:
             return
-        moment, lengths = moment_of(state), state.lengths.tolist()
-        is_open = (moment.tokens == self.mask_id) | moment.pending
-        first = torch.where(is_open.any(1), is_open.long().argmax(1), state.length).tolist()
+        moment, lengths, first = moment_of(state), state.lengths.tolist(), state.settled(self.mask_id).tolist()
         for slot in slots:
             ticket = owners[slot]
             assert ticket is not None

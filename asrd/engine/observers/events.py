@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState
+from asrd_kernels import DecodeState, text_ends
 
 
 class Moment(NamedTuple):
@@ -69,11 +69,7 @@ def events_between(
 
 def _past_end(tokens: Tensor, eos_ids: Sequence[int], fixed: Tensor | None = None) -> Tensor:
     """[..., G] bool: an end-of-text stands before the position, and no given token behind that."""
-    ends = torch.zeros_like(tokens, dtype=torch.bool)
-    for token in eos_ids:
-        ends |= tokens == token
-    if fixed is not None:
-        ends &= ~fixed.flip(-1).cummax(-1).values.flip(-1)
+    ends = text_ends(tokens, eos_ids, fixed)
     return ends.cumsum(-1) > ends.long()
 
 

@@ -27,8 +27,7 @@ class StreamObserver:
 
     def __call__(self, state: DecodeState) -> None:
         tokens: Tensor = state.generated[0, : self.length].cpu()
-        is_open = (tokens == self.mask_id) | state.pending[0, : self.length].cpu()
-        final = int(is_open.long().argmax()) if bool(is_open.any()) else len(tokens)
+        final = min(int(state.settled(self.mask_id)[0]), len(tokens))
         if final > self.sent:
             self.streamer.put(tokens[self.sent : final])
             self.sent = final
