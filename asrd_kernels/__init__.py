@@ -1,4 +1,5 @@
-"""The operations of a decoding step, on tensors only.
+"""The operations of a decoding step, on tensors only: Algorithm 1 but for its loop (lines 2, 16 and 17, `decode` in
+asrd/engine/batch.py) and its forward pass (line 9, `step` in asrd/engine/loop.py).
 
 state         DecodeState, Rules, VocabStats, Slots: what the operations share
 anchor_embed  token ids, roles and anchors -> input embeddings

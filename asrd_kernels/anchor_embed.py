@@ -1,8 +1,9 @@
-"""`anchor_embed`: lines 3 to 8 of Algorithm 1, the canvas's input embeddings with the anchors' guidance and probe.
+"""`anchor_embed`: lines 3 to 8 of Algorithm 1, the canvas's input embeddings with the anchors' guidance and probe; and
+the normalisation of line 15, whose entropies `commit` has recorded.
 
 Symbols as in the paper: e embeddings, c the centroid of the anchors' clean embeddings, M the masks that are guided, P
-the pending tokens, gamma the guidance weight, d the probe's direction. Everything else keeps its clean embedding to the
-last bit. The kernel is `anchor_embed_triton`.
+the pending tokens, gamma the guidance weight, d the probe's direction. Everything else keeps its clean embedding
+exactly. The kernel is `anchor_embed_triton`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ def anchor_embed_torch(state: DecodeState, table: Tensor, rules: Rules, row_ids:
     canvas = F.embedding(state.tokens, table)  # line 3: E <- Embed(x)
     e = canvas[:, state.prompt_length :].to(state.entropy.dtype)
     c, any_anchor = centroid(state, rules, table)  # lines 4 and 5
-    # line 6, i in M:  e <- (1 - gamma) e + gamma c
+    # line 6, i in M:  e <- (1 - gamma) e + gamma c  (e is the mask's embedding there)
     gamma = guidance_weights(state, rules, any_anchor)[..., None]
     guided = (1 - gamma) * e + gamma * c
     # line 7, i in P:  d <- c - <c, e> / <e, e> e;  e <- e + beta d
     square = (e * e).sum(-1, keepdim=True)
     rho = (c * e).sum(-1, keepdim=True) / torch.where(square == 0, torch.inf, square)
-    d = {"orthogonal": c - rho * e, "parallel": rho * e, "none": torch.zeros_like(e)}.get(rules.probe)
-    if d is None:
-        d = random_direction(state, table, rules, row_ids, seeds, c - rho * e)
+    d = c - rho * e
+    if rules.probe != "orthogonal":
+        d = other_direction(state, table, rules, row_ids, seeds, rho * e, d)
     probed = e + rules.beta * d
     P = state.pending & any_anchor
     e = torch.where(P[..., None], probed, guided)
@@ -54,17 +55,25 @@ def guidance_weights(state: DecodeState, rules: Rules, any_anchor: Tensor) -> Te
     entropy, M = state.entropy, state.guided & any_anchor
     if rules.magnitude == "constant":
         return rules.alpha * M.to(entropy.dtype)
-    known = entropy >= 0
+    known = entropy >= 0  # line 15, of the step before: MinMaxNormalize
     low = torch.where(known, entropy, torch.inf).amin(1, keepdim=True)
     high = torch.where(known, entropy, -torch.inf).amax(1, keepdim=True)
     normalised = (entropy - low) / (high - low)
     return torch.where(M & known & (high - low > FLAT), rules.alpha * normalised, 0.0)
 
 
-def random_direction(
-    state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, orthogonal: Tensor
+def other_direction(
+    state: DecodeState,
+    table: Tensor,
+    rules: Rules,
+    row_ids: Tensor,
+    seeds: Tensor,
+    parallel: Tensor,
+    orthogonal: Tensor,
 ) -> Tensor:
-    """[B, G, D] d of the paper's two random controls: a random token's embedding, or noise as long as `orthogonal`."""
+    """[B, G, D] d of the paper's controls: parallel, none, a random token's, noise as long as `orthogonal`."""
+    if rules.probe in ("parallel", "none"):
+        return parallel if rules.probe == "parallel" else torch.zeros_like(parallel)
     position = state.positions.expand(orthogonal.shape[:2])
     seed, row, step = (key[:, None].expand_as(position) for key in (seeds, row_ids, state.step + 1))
     if rules.probe == "random":

@@ -1,8 +1,9 @@
 """`commit`: lines 10 to 15 of Algorithm 1, everything that happens to the state after a forward pass.
 
-Symbols as in the paper: x tokens, s step, M masks (those of the active block), P pending, R revoked, T drafts above
-the threshold, A new anchors. What the paper leaves open (block, progress rule, budget, end of text) is numbered as in
-docs/semantics.md. Rows never influence each other; a done row does not change. The kernel is `commit_triton`.
+Symbols as in the paper: x tokens, s step, M masks (those of the active block; `guided` are those that get guidance and
+a history), P pending, R revoked, T drafts above the threshold, A new anchors. What the paper leaves open (block,
+progress rule, budget, end of text) is numbered as in docs/semantics.md. Rows never influence each other; a done row
+does not change. The kernel is `commit_triton`.
 
 `apply_step` is the same for decoders without anchors: tokens are drafted, revoked or edited, then `finish_step`.
 """
@@ -28,10 +29,10 @@ def commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, quota: Ten
 
     # line 10, 3. Verify: a pending token whose prediction has changed has failed
     failed = P & (top1 != x)
-    # line 11, 4. Draft: T, and so that there is progress the most confident mask (or as many as the quota says)
+    # line 11, 4. Draft T, and where it is empty the most confident mask, which is neither anchor nor pending
     T = M & (confidence > rules.threshold)
     drafted = T | most_confident(M, confidence, quota)
-    # line 10, 5. Revoke: each mask needs one of the passes left, so only the first failed ones may become masks again
+    # line 10, 5. Revoke, after drafting: the budget counts the masks left, each of which needs one of the passes left
     masks_left = ((x == rules.mask_id) & ~drafted).sum(1, keepdim=True)
     R = failed & (failed.cumsum(1) <= budget - s - masks_left)
     x.copy_(torch.where(drafted, top1, x).masked_fill(R, rules.mask_id))
@@ -94,7 +95,7 @@ def apply_step(
     """
     x, live, nothing = state.generated, ~state.done[:, None], torch.zeros_like(drafted)
     drafted = drafted & live
-    revoked = nothing if revoked is None else revoked & live
+    revoked = nothing if revoked is None else revoked & live & state.inside  # given tokens stay
     edited = nothing if edited is None else edited & live
     state.step.add_(live[:, 0])
     state.drafted.add_(drafted.sum(1))
@@ -109,13 +110,13 @@ def apply_step(
 
 
 def finish_step(state: DecodeState, pending: Tensor, rules: Rules) -> None:
-    """The end of every decoder's step, 10.: end of text, done rows, next active block. pending [B, G]: what is now."""
+    """The end of every decoder's step, 10.: end of text, done rows, next active block. pending [B, G]: from now on."""
     x = state.generated
     still_open = (x == rules.mask_id) | pending
     done = ~still_open.any(1)
     if rules.early_stop and rules.eos_ids:
         ends = text_ends(x, rules.eos_ids, state.fixed) & (still_open.cumsum(1) == 0)  # nothing is open before it
-        x.masked_fill_(ends.cumsum(1) > ends, rules.pad_id)
+        x.masked_fill_(ends.cumsum(1) > ends, rules.pad_id)  # what follows the first end
         done |= ends.any(1)
     state.done.copy_(done)
     state.pending.copy_(pending & ~done[:, None])

@@ -68,7 +68,7 @@ def which(
     if rules is not None and (rules.given or rules.one_block):
         return "torch"  # the kernels know no given tokens, and their blocks begin at position 0
     if operation == "anchor_embed" and rules is not None and rules.probe == "gaussian":
-        return "torch"  # a control of the paper's; its sine and cosine would cost the kernel a stack
+        return "torch"  # a control of the paper's; its sine and cosine would spill to local memory
     if readout is not None and readout.filters:
         return "torch"  # top-k, top-p and min-p
     if operation == "leave_one_out_attention" and dtype == torch.float64:
@@ -90,7 +90,7 @@ def noting() -> Iterator[dict[str, Impl]]:
 
 
 def _choose(operation: str, *case: Any, **more: Any) -> Impl:
-    """As `which`, and noted."""
+    """`which`, recording the answer."""
     chosen = which(operation, *case, **more)
     if not torch.compiler.is_compiling() and (ran := _ran.get()) is not None:
         ran[operation] = chosen
@@ -153,6 +153,8 @@ def commit(
         if slots is not None:
             fill_slots(slots, state, rules)
         return
+    if quota is not None:
+        raise ValueError("quota: the commit kernel has none; use impl='torch'")
     from asrd_kernels.commit_triton import commit_triton
 
     commit_triton(state, stats, rules, slots)

@@ -1,6 +1,6 @@
 """`draft_commit`: the step after a forward pass of decoders that never mask a token again.
 
-Draft by threshold or by factor; with witnesses (leave-one-out editing, docs/semantics.md) write what a witness says
+Draft by threshold or by factor; with witnesses (leave-one-out editing, docs/decoders.md) write what a witness says
 instead of the token that it checks, and choose whom the next ones check. Then, as in `commit`: end of text, next active
 block. Rows never influence each other; a done row does not change.
 """

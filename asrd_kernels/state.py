@@ -27,9 +27,9 @@ class Rules:
     pad_id: int
     eos_ids: tuple[int, ...] = ()
     block_length: int = 32
-    threshold: float = 0.7
-    window: int = 2
-    capacity: int = 16
+    threshold: float = 0.7  # tau
+    window: int = 2  # k
+    capacity: int = 16  # m
     alpha: float = 0.1
     beta: float = 0.3
     scope: Literal["block", "sequence"] = "block"
@@ -54,7 +54,7 @@ class VocabStats(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeState:
-    """Preallocated tensors of a decode; `commit` updates them in place and nothing is read back by the host."""
+    """Preallocated tensors of a decode; `commit` updates them in place, and of a step the host reads `report` alone."""
 
     tokens: Tensor  # [B, L] int64, the canvas
     lengths: Tensor  # [B] int64, generated positions of the row, at most G
@@ -64,9 +64,8 @@ class DecodeState:
     last: Tensor  # [B, G] int64, latest top-1 in the history, -1: none
     run: Tensor  # [B, G] int64, for how many steps it has been that
     entropy: Tensor  # [B, G] float, raw entropy of the step before, NO_ENTROPY: none
-    ring: (
-        Tensor  # [B, m + 1] int64, anchor positions; promotion n = 0, 1, 2, ... sits in column n mod m; column m: waste
-    )
+    # [B, m + 1] int64, anchor positions; promotion n = 0, 1, 2, ... is in column n mod m, column m is never read
+    ring: Tensor
     active: Tensor  # [B] int64, active block
     step: Tensor  # [B] int64, forward passes so far
     counts: Tensor  # [4, B] int64: commits, revocations, promotions and edits so far
