@@ -247,8 +247,7 @@ def _begin(model: Any, contender: Contender, case: Case) -> tuple[loop.Run, Deco
     if contender.cache is not None:
         filled = max(0, case.middle * BLOCK - (1 if contender.follows_quota else ENTRY))
     decoder.state.generated[:, :filled] = tokens[:, PROMPT : PROMPT + filled]
-    masked = decoder.state.generated == request.rules.mask_id
-    finish_step(decoder.state, masked, torch.zeros_like(masked), request.rules)
+    finish_step(decoder.state, torch.zeros_like(decoder.state.pending), request.rules)
     if hasattr(decoder, "committed_at"):
         decoder.block.copy_(decoder.state.active)
     return loop.Run.of(adapter, request), decoder

@@ -158,7 +158,7 @@ class Step:
         self.logits = self.adapter.head(self.rows)
 
     def _statistics(self) -> None:
-        dispatch.vocab_stats(self.logits, *self.chosen[:2], self.request.readout, self.buffers[0], self.decoder.impl)
+        dispatch.vocab_stats(self.logits, *self.chosen[:2], self.request.readout, self.buffers[0], self.request.impl)
 
     def _commit(self) -> None:
         self.decoder.commit(self.buffers[1])
