@@ -6,6 +6,7 @@ templates.py `fill`, `choose`: templates with blanks, and what the model thinks 
 many.py      `Engine`, `generate_many`: many requests in one running batch
 config.py    `AsrdConfig`: the settings; settings.py has each one's default, range and meaning
 output.py    `AsrdOutput`: text and counters
+prompts.py   text to ids: left-padded batches, chat templates
 files.py     files that are written whole or not at all
 memory.py    what a step frees is kept for the next one
 models/      `load`, and the adapter through which every model is called
@@ -17,8 +18,8 @@ serve/       an OpenAI-compatible server, and Ray
 cli/         the command `asrd`
 
 `import asrd` imports nothing heavy; each name is loaded when it is first used.
-Layers import downwards only: asrd_kernels < settings, files, memory < config, output < models < engine < decoders <
-trace < viewer, generate < many < lab < serve < cli (tests/interface/test_layers.py).
+Layers import downwards only: asrd_kernels < settings, files, memory, prompts < config, output < models < engine <
+decoders < trace < viewer, many < generate < lab < serve < cli (tests/interface/test_layers.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from transformers import GenerationConfig
 
 from asrd.config import ALIASES, FIELDS, NEUTRAL, AsrdConfig, check, resolve_aliases
 from asrd.decoders import DECODERS, find_decoder, without_effect
-from asrd.engine.request import Request
 from asrd.settings import did_you_mean
 
 log = logging.getLogger("asrd")
@@ -178,21 +177,19 @@ def refuse_lost_streamer() -> None:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def refuse_positions(given: Tensor | None, request: Request) -> None:
-    """Position ids follow from the attention mask; others are refused."""
+def refuse_positions(given: Any, ids: Tensor, mask: Tensor | None) -> None:
+    """Position ids follow from the attention mask [B, P]; others are refused."""
     if given is None:
         return
     if not isinstance(given, Tensor):
         raise ValueError(
             f"position_ids={given!r}: expected a tensor; they follow from the attention mask, leave them out"
         )
-    batch, width = request.prompt.shape
-    every = torch.arange(width + request.length, device=request.prompt.device)
-    own, width = every if request.positions is None else request.positions, given.shape[-1]
-    own = own.expand(batch, -1)[:, :width]
-    real = slice(None) if request.attention is None else request.attention[:, :width].bool()
-    given = given.to(own.device).expand(batch, -1)
-    if given.shape != own.shape or not torch.equal(given[real], own[real]):
+    width = given.shape[-1]
+    real = torch.ones_like(ids) if mask is None else mask.to(ids.device, torch.int64)
+    real = torch.nn.functional.pad(real, (0, max(width - ids.shape[1], 0)), value=1)[:, :width]
+    own, given = real.cumsum(1) - 1, given.to(ids.device).expand(len(ids), -1)
+    if given.shape != own.shape or not torch.equal(given[real.bool()], own[real.bool()]):
         raise ValueError(
             "position_ids other than those of the attention mask are not supported; leave position_ids out"
         )

@@ -1,16 +1,20 @@
-"""`fast_generate`: the public call. Settles which setting holds, checks the call, runs the loop, packs the result."""
+"""`fast_generate`: the public call: the engine with a row for each prompt, all at once and on one canvas.
+
+Settles which setting holds, checks the call, runs the scheduler, packs the output.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
@@ -25,27 +29,25 @@ from asrd.arguments import (
     resolve_config,
 )
 from asrd.config import AsrdConfig
-from asrd.decoders import Decoder, find_decoder
-from asrd.engine.batch import Batch, Rows
-from asrd.engine.batch import decode as run_batch
-from asrd.engine.caches import refuse_block_settings, require_blocks, require_cache
-from asrd.engine.canvas import config_of_part, first_masks
-from asrd.engine.defaults import with_defaults
+from asrd.decoders import find_decoder
+from asrd.engine.batch import Batch
 from asrd.engine.device.gpu import current
-from asrd.engine.loop import Observer, Run
+from asrd.engine.observers.inspector import Inspector
 from asrd.engine.observers.streaming import StreamObserver
-from asrd.engine.request import Request, prepare
+from asrd.engine.request import Request, new_decoder, new_requests
+from asrd.engine.scheduler import Scheduler, pads
 from asrd.engine.scores import TokenScores
-from asrd.engine.shaping import shaped
-from asrd.engine.stopping import Stop, new_stop
+from asrd.engine.shaping import shape
+from asrd.many import checked_decoder, unreadable, warn_of_training
 from asrd.models.adapter import ModelAdapter
-from asrd.models.special_ids import special_ids
 from asrd.output import AsrdOutput
 from asrd.settings import Settings
-from asrd.trace import recording
-from asrd_kernels import dispatch, text_ends
+from asrd.trace.writing import Recording, recording
+from asrd_kernels import COUNTERS, DecodeState, Impl, dispatch
 
 log = logging.getLogger("asrd")
+
+Observer = Callable[[DecodeState], None]
 
 
 @torch.no_grad()
@@ -106,107 +108,76 @@ def fast_generate(
     find_decoder(config.decoder)  # a wrong name is said before the model is looked at
     adapter = ModelAdapter(model)
     warn_of_training(model)
-    chosen = checked_decoder(adapter, config)
-    input_ids, attention_mask = repeated(config, input_ids, attention_mask)
-    call = _Call(
-        model, adapter, chosen, tokenizer, criteria, logits_processor, allowed, streamer, observers, trace,
-        return_trace, injected.get("position_ids"),
-    )  # fmt: skip
-    out = call.run(config, input_ids, attention_mask, row_ids)
+    decoder = new_decoder(checked_decoder(adapter, config), config, adapter, tokenizer)
+    ids, mask = repeated(config, input_ids, attention_mask)
+    requests = new_requests(decoder, config, ids, mask, row_ids, criteria, tokenizer)
+    shape(requests, config, logits_processor, allowed, tokenizer)
+    refuse_positions(injected.get("position_ids"), ids, mask)
+    if traced := return_trace or trace is not None:
+        refuse_trace(requests)
+    share_canvas(requests)
+    with ExitStack() as watching:
+        watchers = list(observers)
+        if streamer is not None:
+            watchers.append(stream := StreamObserver(streamer, requests))
+            watching.callback(stream.end)
+        record = partial(recording, model=model, tokenizer=tokenizer, path=trace, keep=return_trace)
+        ran, recorded = decode(requests, watchers, record if traced else None)
+    log.debug("decoder=%s impl=%s: %s", config.decoder, config.impl, ran)
+    real = ids.shape[1] if mask is None else int(mask[0].sum())
+    out = pack_output(requests, ids, len(requests[0].prompt) + requests[0].asked - real, adapter.table.device)
+    out.impl, out.trace = dict(ran), recorded.trace if recorded else None
     return out if config.return_dict_in_generate or return_trace else out.sequences
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The arguments of a call that are no settings."""
-
-    model: nn.Module
-    adapter: ModelAdapter
-    decoder: type[Decoder]
-    tokenizer: Any
-    criteria: Sequence[Any]
-    processors: Any
-    allowed: Any
-    streamer: Any
-    observers: Sequence[Observer]
-    trace: str | Path | None
-    return_trace: bool
-    position_ids: Any
-
-    def run(self, config: AsrdConfig, ids: Any, mask: Any, row_ids: Any) -> AsrdOutput:
-        """All rows; where they have masks in their prompts, those that begin to generate in one column together."""
-        mask_id = special_ids(self.adapter, config, self.tokenizer).mask
-        firsts = first_masks(ids, mask, mask_id)
-        if firsts is None:
-            return self.decode(config, ids, mask, row_ids, None, None)
-        if len(set(firsts)) == 1:
-            return self.decode(config_of_part(config, ids.shape[1], firsts[0]), ids, mask, row_ids, firsts[0], None)
-        if self.return_trace or self.trace is not None:
-            raise ValueError("the rows have their first masks in different columns: trace them one by one")
-        keys = torch.arange(len(ids)) if row_ids is None else torch.as_tensor(row_ids)
-        parts, order = [], []
-        for first, own in [(first, config_of_part(config, ids.shape[1], first)) for first in sorted(set(firsts))]:
-            rows = [row for row, column in enumerate(firsts) if column == first]
-            chosen_mask = None if mask is None else mask[rows]
-            parts.append(self.decode(own, ids[rows], chosen_mask, keys[rows], first, rows))
-            order += rows
-        return merged(parts, order)
-
-    def decode(
-        self, config: AsrdConfig, ids: Any, mask: Any, row_ids: Any, first: int | None, rows: list[int] | None
-    ) -> AsrdOutput:
-        """Rows (None: all of the call's) whose generated part begins at column `first`, or behind the prompt."""
-        adapter = self.adapter
-        config = with_defaults(config, adapter)
-        config.block_length = self.decoder.block_length(config)
-        self.decoder.check_length(config, config.max_new_tokens)
-        request = prepare(adapter, config, ids, mask, row_ids, self.tokenizer, first)
-        request = shaped(request, config, self.processors, self.allowed, self.tokenizer, rows)
-        refuse_positions(self.position_ids, request)
-        decoder = self.decoder(request, adapter.table.detach())
-        stops = row_stops(config, self.criteria, request, self.tokenizer)
-        if any(stops) and (self.return_trace or self.trace is not None):
-            raise ValueError("a trace does not show stop_strings and stopping_criteria: leave them or the trace out")
-        record = None
-        with ExitStack() as watching:
-            watchers = list(self.observers)
-            if self.streamer is not None:
-                watchers.append(stream := StreamObserver(self.streamer, request))
-                watching.callback(stream.end)
-            if self.return_trace or self.trace is not None:
-                recorded = recording(request, decoder, self.model, self.tokenizer, self.trace, self.return_trace)
-                record = watching.enter_context(recorded)
-                watchers.append(record.recorder)
-            watching.enter_context(current(request.prompt.device))
-            tags = range(len(request.prompt))
-            batch = Batch(Run.of(adapter, request), decoder, tags, None, watchers, strict=True, stops=stops)
-            ran = watching.enter_context(dispatch.noting())
-            found = run_batch(batch)
-        log.debug("decoder=%s impl=%s: %s", config.decoder, config.impl, ran)
-        if request.asked < request.length:  # a block-diffusion model has filled its last block
-            found = replace(found, tokens=found.tokens[:, : request.prompt.shape[1] + request.asked])
-        out = pack_output(found, request, stops)
-        out.impl, out.trace = dict(ran), record.trace if record else None
-        return out
+def decode(
+    requests: Sequence[Request],
+    observers: Sequence[Observer] = (),
+    record: Callable[[Batch], AbstractContextManager[Recording]] | None = None,
+) -> tuple[dict[str, Impl], Recording | None]:
+    """Decode requests, all at once; which implementation of each operation ran, and what was recorded."""
+    states = [_of_state(observer) for observer in observers if not isinstance(observer, Inspector)]
+    scheduler = Scheduler(len(requests), states, in_place=bool(observers) or record is not None)
+    for request in requests:
+        scheduler.add(request)
+    with current(requests[0].decoder.table.device), dispatch.noting() as ran, ExitStack() as watching:
+        scheduler.admit()
+        batches, recorded = list(scheduler.batches.values()), None
+        inspectors = [observer for observer in observers if isinstance(observer, Inspector)]
+        if record is not None:
+            recorded = watching.enter_context(record(batches[0]))
+            inspectors.append(recorded.recorder)
+        for batch in batches:
+            batch.inspectors += inspectors
+        while scheduler.running:
+            for request in scheduler.step():
+                if request.unreadable_at:
+                    raise unreadable(f"row {request.index} of the batch", request.unreadable_at)
+    return ran, recorded
 
 
-def warn_of_training(model: nn.Module) -> None:
-    """Say so if dropout is on."""
-    if model.training:
-        log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
+def share_canvas(requests: Sequence[Request]) -> None:
+    """Put all rows on one canvas; where the model or decoder cannot pad a text at its end, those of one length."""
+    lengths = {request.length for request in requests}
+    right = len(lengths) == 1 or pads(requests[0].decoder)[1]
+    for length in lengths:
+        together = [request for request in requests if right or request.length == length]
+        canvas = max(len(request.prompt) for request in together), max(request.length for request in together)
+        for request in together:
+            request.canvas = canvas
 
 
-def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
-    """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
-    chosen = find_decoder(config.decoder).variant(config, adapter)
-    if adapter.block_length is not None:
-        require_blocks(adapter, config, chosen)
-    else:
-        refuse_block_settings(adapter, config)
-    chosen.check(config, adapter)
-    if config.kv_cache is not None:
-        require_cache(adapter, config, chosen)
-    return chosen
+def refuse_trace(requests: Sequence[Request]) -> None:
+    """Raise ValueError for what a trace does not show."""
+    if any(request.stop is not None for request in requests):
+        raise ValueError("a trace does not show stop_strings and stopping_criteria: leave them or the trace out")
+    if len({request.asked for request in requests}) > 1:
+        raise ValueError("the rows have their first masks in different columns: trace them one by one")
+
+
+def _of_state(observer: Observer) -> Callable[[DecodeState, Any], None]:
+    """For the scheduler. Logits that cannot be read end the decode with an error: nobody is shown that step."""
+    return lambda state, _: None if bool(state.bad.any()) else observer(state)
 
 
 def repeated(config: AsrdConfig, ids: Any, mask: Any) -> tuple[Any, Any]:
@@ -223,88 +194,48 @@ def repeated(config: AsrdConfig, ids: Any, mask: Any) -> tuple[Any, Any]:
     return ids, mask
 
 
-def row_stops(
-    config: AsrdConfig, criteria: Sequence[Any], request: Request, tokenizer: Any = None
-) -> list[Stop | None]:
-    """What may end each row of a request besides its EOS and its length."""
-    ends = request.rules.eos_ids if request.rules.early_stop else ()
-    stops = []
-    begin = [0] * len(request.prompt)
-    if request.given is not None:  # behind the last token that was given
-        places = torch.arange(1, request.length + 1, device=request.given.device)
-        begin = torch.where(request.given != request.rules.mask_id, places, 0).amax(1).tolist()
-    for row, prompt in enumerate(request.prompt):
-        real = prompt if request.attention is None else prompt[request.attention[row, : len(prompt)].bool()]
-        stops.append(new_stop(config.stop_strings, criteria, real, tokenizer, ends, begin[row], request.asked))
-    return stops
-
-
-def pack_output(rows: Rows, request: Request, stops: Sequence[Stop | None]) -> AsrdOutput:
-    """The result with its counters."""
-    generated = rows.tokens[:, request.prompt.shape[1] :]
-    fixed = torch.zeros_like(generated, dtype=torch.bool)
-    if request.given is not None:
-        fixed = request.given != request.rules.mask_id
-    ends = text_ends(generated, request.rules.eos_ids, fixed)
-    first = torch.where(ends.any(1), ends.long().argmax(1) + 1, request.asked)
-    for row, stop in enumerate(stops):
-        if stop is not None and stop.kept is not None:
-            first[row] = stop.kept
-    drafted, revoked, anchors, edited = rows.counts
-    places = torch.arange(generated.shape[1], device=generated.device)
+def pack_output(requests: Sequence[Request], ids: Tensor, new: int, device: torch.device) -> AsrdOutput:
+    """The output of the requests that are the rows of `ids` [B, P], continued by `new` tokens, with its counters."""
+    sequences = F.pad(ids.to("cpu", torch.int64), (0, new))
+    written = []  # tokens of each text that were generated
+    for row, request in zip(sequences, requests, strict=True):
+        row[len(row) - request.asked :] = torch.tensor(request.tokens)
+        end = request.end_of_text()
+        end = request.asked if end is None else end
+        written.append(end - int(request.given[:end].sum()))
+        if request.scores is not None and request.rules.early_stop:
+            request.scores = cut_scores(request.scores, end)
+    counts: dict[str, Any] = {
+        name: torch.tensor([request.counts[name] for request in requests], device=device) for name in COUNTERS
+    }
     return AsrdOutput(
-        sequences=rows.tokens,
-        steps=rows.step,
-        tokens_per_forward=(first - (fixed & (places < first[:, None])).sum(1)) / rows.forwards,
-        drafted=drafted,
-        revoked=revoked,
-        anchors=anchors,
-        edited=edited,
-        computed=rows.computed,
-        forwards=rows.forwards,
-        forwards_per_step=2 if request.cfg_scale > 0 else 1,
-        logprobs=_of_text(rows.scores, first) if request.rules.early_stop else rows.scores,
-        stopped_by=[None if stop is None else stop.string for stop in stops],
+        sequences=sequences.to(device),
+        steps=counts.pop("step"),
+        tokens_per_forward=torch.tensor(written, device=device) / counts["forwards"],
+        **counts,
+        forwards_per_step=2 if requests[0].rules.cfg_scale > 0 else 1,
+        logprobs=stack_scores([request.scores for request in requests if request.scores is not None], device),
+        stopped_by=[request.stopped_by for request in requests],
     )
 
 
-def _of_text(scores: TokenScores | None, first: Tensor) -> TokenScores | None:
-    """The scores of the first tokens of each row, as many as `first` [B] says; those behind become unknown."""
-    if scores is None:
-        return None
-    behind = torch.arange(scores.step.shape[1], device=first.device) >= first[:, None]
+def cut_scores(scores: TokenScores, end: int) -> TokenScores:
+    """Scores [n] of a text of `end` tokens; those behind become unknown."""
+    behind = torch.arange(len(scores.step)) >= end
     return TokenScores(*(v.masked_fill(behind, torch.nan if v.is_floating_point() else 0) for v in scores))
 
 
-def merged(parts: Sequence[AsrdOutput], order: Sequence[int]) -> AsrdOutput:
-    """Outputs of parts of a batch as one; `order` has the row of the batch of each of theirs. Scores are aligned at the
-    last position."""
-    place = torch.tensor(order).argsort()
-    fields: dict[str, Any] = {}
-    counts = ("drafted", "revoked", "anchors", "edited", "computed", "forwards")
-    for name in ("sequences", "steps", "tokens_per_forward", *counts):
-        values = torch.cat([part[name] for part in parts])
-        fields[name] = values[place.to(values.device)]
-    by = [string for part in parts for string in part.stopped_by]
-    if parts[0].logprobs is not None:
-        widest = max(part.logprobs.step.shape[1] for part in parts)
-        fields["logprobs"] = TokenScores(
-            *(
-                torch.cat([_widened(values, widest) for values in several])[place.to(several[0].device)]
-                for several in zip(*(part.logprobs for part in parts), strict=True)
-            )
-        )
-    return AsrdOutput(
-        **fields,
-        stopped_by=[by[row] for row in place.tolist()],
-        forwards_per_step=parts[0].forwards_per_step,
-        impl={operation: impl for part in parts for operation, impl in part.impl.items()},
-    )
+def stack_scores(rows: Sequence[TokenScores], device: torch.device) -> TokenScores | None:
+    """Scores of rows, [n] each, as [B, G], aligned at the last position; None: there are none."""
+    if not rows:
+        return None
+    widest = max(len(row.step) for row in rows)
 
+    def widened(values: Tensor) -> Tensor:
+        unknown = torch.nan if values.is_floating_point() else 0
+        return F.pad(values, (widest - len(values), 0), value=unknown)
 
-def _widened(values: Tensor, width: int) -> Tensor:
-    unknown = torch.nan if values.is_floating_point() else 0
-    return torch.nn.functional.pad(values, (width - values.shape[1], 0), value=unknown)
+    return TokenScores(*(torch.stack([widened(v) for v in several]).to(device) for several in zip(*rows, strict=True)))
 
 
 fast_generate.__signature__ = call_signature(fast_generate)  # type: ignore[attr-defined]

@@ -1,14 +1,15 @@
 """Many requests on one model: `Engine` keeps a fixed number of slots busy, `generate_many` feeds it from an iterable.
 
-A request decodes exactly as `fast_generate` decodes it alone, whatever runs beside it. Turns prompts into rows and
-rows into results; batches, slots and canvases are the affair of `asrd.engine`.
+A request decodes exactly as `fast_generate` decodes it alone, whatever runs beside it. Turns prompts into requests and
+these into results; the scheduler in `asrd.engine` decides which share a batch and when they run.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,26 +18,27 @@ from transformers import GenerationConfig
 
 from asrd.arguments import own_criteria, resolve_config
 from asrd.config import FIELDS, AsrdConfig, check, resolve_aliases
-from asrd.decoders import find_decoder
-from asrd.engine.canvas import config_of_part, first_masks
+from asrd.decoders import Decoder, find_decoder
+from asrd.engine.batch import Observer
+from asrd.engine.caches import refuse_block_settings, require_blocks, require_cache
 from asrd.engine.decoder import SHARED
 from asrd.engine.defaults import with_defaults
 from asrd.engine.device.gpu import current
 from asrd.engine.device.graph import GraphUse
-from asrd.engine.group import COUNTS, Job, Kind, Outcome
-from asrd.engine.request import Request, prepare
+from asrd.engine.request import Request, new_decoder, new_requests
 from asrd.engine.scheduler import GRAPH_MEMORY, Scheduler, Usage
-from asrd.engine.shaping import shaped
+from asrd.engine.shaping import shape
 from asrd.engine.stopping import text_before
-from asrd.generate import checked_decoder, row_stops, warn_of_training
 from asrd.models.adapter import ModelAdapter
-from asrd.models.special_ids import special_ids
-from asrd_kernels import DecodeState
+from asrd.prompts import encode
+from asrd_kernels import COUNTERS
+
+log = logging.getLogger("asrd")
 
 Prompt = str | Sequence[int] | Tensor
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-KINDS = 64  # sets of settings that are remembered
-_OWN = ("max_new_tokens", "seed", "stop_strings")  # what requests of one kind may differ in
+DECODERS = 64  # that are remembered, by their settings
+_OWN = ("max_new_tokens", "seed", "stop_strings")  # settings in which requests of one batch may differ
 
 
 @dataclass(frozen=True)
@@ -76,28 +78,6 @@ class Result:
     logprobs: dict[str, list[Any]] | None = None
 
 
-@dataclass(eq=False)
-class Handle:
-    """A submitted request; `result` is None until it has ended."""
-
-    index: int
-    result: Result | None = None
-    _job: Job | None = field(default=None, repr=False)
-
-    @property
-    def done(self) -> bool:
-        """Has it ended?"""
-        return self.result is not None
-
-    @property
-    def kept(self) -> int | None:
-        """Tokens of its text, as soon as a stop string or criterion has ended it."""
-        return None if self._job is None or self._job.stop is None else self._job.stop.kept
-
-
-Observer = Callable[[DecodeState, tuple[Handle | None, ...]], None]
-
-
 class Engine:
     """Decodes requests as they come, at most `slots` at a time. Not for several threads at once.
 
@@ -107,9 +87,7 @@ class Engine:
     chat               text goes through the tokenizer's chat template, if it has one
     generation_config  an `AsrdConfig`, or any GenerationConfig
     observers          callables that are shown the state of each batch after each step, and whose row each slot is
-                       (None: nobody's); they must not change it
-    every_step         False: where a block-diffusion model does two steps in one forward pass, observers see the second
-                       only, and the forward pass is saved; True: they see each step, and it is not
+                       (None: nobody's); they must not change it. A row took part in a step if its `step` advanced
     graph_memory       on a GPU, bytes that batches without requests may hold so that their CUDA graphs need not be
                        recorded again
     **settings         any field of `AsrdConfig`, for all requests that do not say otherwise
@@ -126,7 +104,6 @@ class Engine:
         chat: bool = True,
         generation_config: GenerationConfig | None = None,
         observers: Sequence[Observer] = (),
-        every_step: bool = True,
         graph_memory: int = GRAPH_MEMORY,
         **settings: Any,
     ) -> None:
@@ -134,11 +111,12 @@ class Engine:
             raise ValueError(f"slots={slots!r} is out of range: expected an integer of at least 1")
         self.adapter, self.tokenizer, self.chat = ModelAdapter(model), tokenizer, chat
         warn_of_training(model)
-        self._kinds: dict[Hashable, Kind] = {}
-        self._kind = self._kind_of(resolve_config(generation_config, settings))
+        self._config = resolve_config(generation_config, settings)
+        checked_decoder(self.adapter, self._config)
+        self._decoders: dict[str, Decoder] = {}
         if not isinstance(graph_memory, int) or graph_memory < 0:
             raise ValueError(f"graph_memory={graph_memory!r} is out of range: expected a number of bytes")
-        self._scheduler = Scheduler(slots, [_shown_to(observer) for observer in observers], graph_memory, every_step)
+        self._scheduler = Scheduler(slots, observers, graph_memory)
         self._submitted = 0
         self._ended: list[Result] = []  # and not yet handed out
 
@@ -173,7 +151,7 @@ class Engine:
         logits_processor: Any = None,
         allowed: Any = None,
         **settings: Any,
-    ) -> Handle:
+    ) -> Request:
         """Add a request: text, or a list or tensor of ids, and settings of its own such as max_new_tokens and seed.
 
         Sampling noise goes by (seed, row_id). A request with a seed of its own has row_id 0, so that its result does
@@ -181,39 +159,41 @@ class Engine:
         logits_processor and allowed as in `fast_generate`. Where the prompt has masks, they are filled in, and the
         tokens of the result begin at the first of them. Never raises for a bad request: its result says what was wrong.
         """
-        handle = Handle(self._submitted)
+        index = self._submitted
         self._submitted += 1
         if row_id is None:
-            row_id = handle.index if settings.get("seed") is None else 0
+            row_id = index if settings.get("seed") is None else 0
         try:
-            ids = self._ids(prompt)
-            kind, config, first = self._settle(settings, ids)
-            request = prepare(self.adapter, config, ids, None, [row_id], self.tokenizer, first)
-            request = shaped(request, config, logits_processor, allowed, self.tokenizer)
-            if request.given is not None or request.shaping is not None:
-                kind = self._kind_with(kind, request)
-            (stop,) = row_stops(config, own_criteria(stopping_criteria), request, self.tokenizer)
+            ids, config = self._ids(prompt), self._settle(settings)
+            criteria, decoder = own_criteria(stopping_criteria), self._decoder(config)
+            (request,) = new_requests(decoder, config, ids, None, [row_id], criteria, self.tokenizer)
+            shape([request], config, logits_processor, allowed, self.tokenizer)
+            request.index = index
         except (ValueError, TypeError) as error:
-            self._end(handle, Outcome(None, [], 0, [0] * COUNTS, str(error)), "error")
-            return handle
-        handle._job = Job(kind, request, handle, stop)
-        self._scheduler.add(handle._job)
-        return handle
+            request = Request(index, counts=dict.fromkeys(COUNTERS, 0))
+            self._end(request, "error", str(error))
+            return request
+        self._scheduler.add(request)
+        return request
 
-    def cancel(self, handle: Handle) -> bool:
+    def cancel(self, request: Request) -> bool:
         """Take a request out, whether it waits or runs; False if it has ended already."""
-        if handle.done or handle._job is None:
+        if request.done:
             return False
-        self._end(handle, self._scheduler.cancel(handle._job), "cancelled")
+        self._scheduler.cancel(request)
+        self._end(request, "cancelled")
         return True
 
     @torch.no_grad()
     def step(self) -> list[Result]:
         """Requests that wait take free slots, then one forward pass; the results that are there since the last call."""
         with current(self.adapter.table.device):
-            for outcome in self._scheduler.step():
-                assert outcome.job is not None
-                self._end(outcome.job.owner, outcome, "error" if outcome.error else _reason(outcome))
+            for request in self._scheduler.step():
+                if request.unreadable_at:
+                    self._end(request, "error", str(unreadable("this request", request.unreadable_at)))
+                else:
+                    ended = request.kept is not None or (request.rules.early_stop and request.end_of_text() is not None)
+                    self._end(request, "stop" if ended else "length")
         results, self._ended = self._ended, []
         return results
 
@@ -234,56 +214,36 @@ class Engine:
                     self.submit(**prompt) if isinstance(prompt, Mapping) else self.submit(prompt)
             yield from self.step()
 
-    def _settle(self, settings: dict[str, Any], ids: Tensor) -> tuple[Kind, AsrdConfig, int | None]:
-        """The kind of a request with these settings, its own configuration, and where its generated part begins if it
-        has masks in its prompt."""
+    def _settle(self, settings: dict[str, Any]) -> AsrdConfig:
+        """The settings of a request that was given these."""
         given = {
             name: value
             for name, value in resolve_aliases(settings).items()
             if value is not None or (name in FIELDS and FIELDS[name].fits(None))  # such as kv_cache: none for this one
         }
         own = {name: given.pop(name) for name in _OWN if name in given}
-        kind = self._kind
-        if given:
-            kind = self._kind_of(config_of_request(kind.config, given))
-        config = copy.copy(kind.config)
+        config = config_of_request(self._config, given) if given else copy.copy(self._config)
         for name, value in own.items():
             check(name, value)
             setattr(config, name, value)
         if config.num_return_sequences > 1:
             raise ValueError(
-                f"num_return_sequences={config.num_return_sequences}: a request has one text; submit it so many times,"
-                " with a temperature and row_id=0, 1, ..."
+                f"num_return_sequences={config.num_return_sequences}: a request has one text; submit it that many"
+                " times, with a temperature and row_id=0, 1, ..."
             )
-        firsts = first_masks(ids, None, special_ids(self.adapter, config, self.tokenizer).mask)
-        first = None if firsts is None else firsts[0]
-        if first is not None:
-            config = config_of_part(config, ids.shape[1], first)
-        config = with_defaults(config, self.adapter)
-        config.block_length = kind.decoder.block_length(config)
-        kind.decoder.check_length(config, config.max_new_tokens)
-        return kind, config, first
+        return config
 
-    def _kind_with(self, kind: Kind, request: Request) -> Kind:
-        """The kind of requests with these settings, with given tokens or without, and with the same way of shaping
-        logits: only these share a batch."""
-        shaping = request.shaping
-        sets = None if shaping is None or shaping.sets is None else shaping.sets.cpu().numpy().tobytes()
-        processors = () if shaping is None else tuple(map(id, shaping.processors))
-        key = (id(kind), request.given is not None, processors, sets)
-        return self._remembered(key, lambda: Kind(kind.adapter, kind.decoder, kind.config, keep=(kind, shaping)))
-
-    def _kind_of(self, config: AsrdConfig) -> Kind:
+    def _decoder(self, config: AsrdConfig) -> Decoder:
+        """The decoder of requests with these settings, the same for equal ones: only these share a batch."""
         settings = with_defaults(config, self.adapter).settings()
         key = repr([(name, value) for name, value in sorted(settings.items()) if name not in _OWN])
-        return self._remembered(key, lambda: Kind(self.adapter, checked_decoder(self.adapter, config), config))
-
-    def _remembered(self, key: Hashable, new: Callable[[], Kind]) -> Kind:
-        kind = self._kinds.pop(key, None) or new()
-        self._kinds[key] = kind  # the latest goes last
-        if len(self._kinds) > KINDS:
-            del self._kinds[next(iter(self._kinds))]
-        return kind
+        found = self._decoders.pop(key, None)
+        if found is None:
+            found = new_decoder(checked_decoder(self.adapter, config), config, self.adapter, self.tokenizer)
+        self._decoders[key] = found  # the latest goes last
+        if len(self._decoders) > DECODERS:
+            del self._decoders[next(iter(self._decoders))]
+        return found
 
     def _ids(self, prompt: Prompt | None) -> Tensor:
         """[1, P] ids of a prompt."""
@@ -302,32 +262,56 @@ class Engine:
             raise ValueError("the prompt is empty: give at least one token")
         return ids[None] if ids.dim() == 1 else ids
 
-    def _end(self, handle: Handle, outcome: Outcome, reason: FinishReason) -> None:
-        text, ends = None, () if outcome.job is None else outcome.job.request.rules.eos_ids
-        stop = None if outcome.job is None else outcome.job.stop
-        scores = None if outcome.scores is None else outcome.scores._asdict()
-        length = next((place for place, token in enumerate(outcome.tokens, 1) if token in ends), len(outcome.tokens))
-        length = length if stop is None or stop.kept is None else stop.kept
+    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """Make the result of a request that has ended."""
+        text, tokens = None, request.tokens
+        end = request.end_of_text() if tokens else None
+        length = len(tokens) if end is None else end
         if self.tokenizer is not None:
-            cut = stop.kept if stop is not None else None
-            text = self.tokenizer.decode(outcome.tokens[:cut], skip_special_tokens=True)
-            text = text_before(text, stop.strings.strings if stop and stop.string and stop.strings else None).strip()
-        names = ("drafted", "revoked", "anchors", "edited", "computed", "forwards")
-        counts = dict(zip(names, outcome.counts, strict=True))
-        handle.result = Result(
-            index=handle.index,
-            tokens=outcome.tokens,
+            text = self.tokenizer.decode(tokens[: request.kept], skip_special_tokens=True)
+            text = text_before(text, request.stop.strings if request.stop and request.stopped_by else None).strip()
+        scores = None if request.scores is None else request.scores._asdict()
+        steps, *counts = (request.counts[name] for name in COUNTERS)
+        request.result = Result(
+            index=request.index,
+            tokens=tokens,
             text=text,
             length=length,
-            steps=outcome.steps,
-            **counts,
+            steps=steps,
+            **dict(zip(COUNTERS[1:], counts, strict=True)),
             finish_reason=reason,
-            error=outcome.error or None,
-            stopped_by=None if stop is None else stop.string,
+            error=error,
+            stopped_by=request.stopped_by,
             logprobs=None if scores is None else {name: values[:length].tolist() for name, values in scores.items()},
         )
-        handle._job = None
-        self._ended.append(handle.result)
+        self._ended.append(request.result)
+
+
+def unreadable(what: str, step: int) -> ValueError:
+    """The error of logits that cannot be read."""
+    return ValueError(
+        f"the model's logits for {what} are NaN, +inf or nothing but -inf at forward pass {step}:"
+        " check its weights and dtype (float16 overflows easily; try bfloat16 or float32)"
+    )
+
+
+def warn_of_training(model: nn.Module) -> None:
+    """Say so if dropout is on."""
+    if model.training:
+        log.warning("%s is in training mode: dropout makes decoding random; call model.eval()", type(model).__name__)
+
+
+def checked_decoder(adapter: ModelAdapter, config: AsrdConfig) -> type[Decoder]:
+    """The configured decoder, or a ValueError if it, its settings, the cache and the model do not go together."""
+    chosen = find_decoder(config.decoder).variant(config, adapter)
+    if adapter.block_length is not None:
+        require_blocks(adapter, config, chosen)
+    else:
+        refuse_block_settings(adapter, config)
+    chosen.check(config, adapter)
+    if config.kv_cache is not None:
+        require_cache(adapter, config, chosen)
+    return chosen
 
 
 def config_of_request(config: AsrdConfig, given: dict[str, Any]) -> AsrdConfig:
@@ -358,37 +342,3 @@ def generate_many(
     more is read than the slots can take. options: those of `Engine`, settings included.
     """
     yield from Engine(model, tokenizer, slots, **options).run(prompts)
-
-
-def chat_text(tokenizer: Any, messages: list[dict[str, Any]]) -> str:
-    """Messages through the tokenizer's chat template, whose own errors become a ValueError."""
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "jinja2":
-            raise
-        raise ValueError(f"the tokenizer's chat template fails: {error}; leave it out (--raw) or correct it") from error
-
-
-def encode(tokenizer: Any, prompts: list[str], chat: bool) -> Any:
-    """`input_ids` and `attention_mask` [B, P], left-padded; through the chat template if there is one."""
-    chat = chat and tokenizer.chat_template is not None
-    if chat:
-        prompts = [chat_text(tokenizer, [{"role": "user", "content": p}]) for p in prompts]
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer(
-        prompts, return_tensors="pt", padding=len(prompts) > 1, padding_side="left", add_special_tokens=not chat
-    )
-
-
-def _shown_to(observer: Observer) -> Callable[[DecodeState, tuple[Job | None, ...]], None]:
-    return lambda state, jobs: observer(state, tuple(None if job is None else job.owner for job in jobs))
-
-
-def _reason(outcome: Outcome) -> FinishReason:
-    assert outcome.job is not None
-    rules, stop = outcome.job.request.rules, outcome.job.stop
-    if stop is not None and stop.kept is not None:
-        return "stop"
-    return "stop" if rules.early_stop and not set(rules.eos_ids).isdisjoint(outcome.tokens) else "length"

@@ -24,7 +24,7 @@ from asrd_kernels.anchor_embed import FLAT
 from asrd_kernels.compiler_triton import at_most
 from asrd_kernels.philox_triton import uniform_token
 from asrd_kernels.precise_triton import divide
-from asrd_kernels.state import DecodeState, Rules
+from asrd_kernels.state import DecodeState
 
 _FLAT, _HUGE = tl.constexpr(FLAT), tl.constexpr(1e30)  # more than any entropy, and finite, so that 0 times it is 0
 _SPAN = tl.constexpr(1024)  # entropies looked at in one go
@@ -208,9 +208,10 @@ def _launch(
     return out
 
 
-def anchor_embed_triton(state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor) -> Tensor:
+def anchor_embed_triton(state: DecodeState, table: Tensor, pending: Tensor | None = None) -> Tensor:
     """As `anchor_embed_torch`, for a table of any strides and every probe but the gaussian one."""
+    rules, pending = state.rules, state.pending if pending is None else pending
     return _launch(
-        state.tokens, state.pending, state.guided, state.entropy, state.ring, state.anchors, state.step, row_ids, seeds,
-        table, rules.mask_id, rules.alpha, rules.beta, rules.magnitude == "constant", PROBES[rules.probe],
+        state.tokens, pending, state.guided, state.entropy, state.ring, state.anchors, state.step, state.row_ids,
+        state.seeds, table, rules.mask_id, rules.alpha, rules.beta, rules.magnitude == "constant", PROBES[rules.probe],
     )  # fmt: skip

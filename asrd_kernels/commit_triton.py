@@ -1,9 +1,8 @@
 """`commit` as one Triton launch, one program a row: the decisions of `commit_torch`, in place.
 
 A row is read tile by tile, so any length fits, in three passes: (1) count and find what takes the whole row to know;
-(2) decide and write; (3) end the text, or narrow the guided masks to the next active block, now that it is known. If
-the loop reads slots, a fourth one fills them: PICK is 0 (no slots), 1 (two blocks a row) or 2 (all positions).
-Done rows, which are fixed points, are left alone, and so is what lies behind a row's own length. Numbers are compared
+(2) decide and write; (3) end the text, or narrow the guided masks to the next active block, now that it is known.
+Done rows, which are fixed points, are left alone, and so is what lies beyond a row's own length. Numbers are compared
 and counted, never computed with.
 
 Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile. Guided
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 
 from asrd_kernels.compiler_triton import at_most
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, Slots, VocabStats
+from asrd_kernels.state import NO_ENTROPY, DecodeState, VocabStats
 
 _NO_ENTROPY = tl.constexpr(NO_ENTROPY)
 _SMALLEST_TILE, _LARGEST_TILE = 128, 512
@@ -80,14 +79,14 @@ def _read(
     return b_tokens, b_top1, b_confidence, b_run, b_guided, b_active, b_confident, b_candidates
 
 
-@triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "window", "capacity", "width"])
+@triton.jit(do_not_specialize=["block_length", "mask_id", "pad_id", "window", "capacity"])
 def commit_kernel(
-    p_tokens, p_lengths, p_pending, p_guided, p_trusted, p_last, p_run, p_entropy, p_ring, p_active, p_step, p_counts,
-    p_done, p_report, p_top1, p_confidence, p_new_entropy, p_bad, p_slots, p_source, p_first,
-    s_tokens, s_ring, s_top1, s_confidence, s_new_entropy, s_bad, rows, room, block_length,
-    mask_id, pad_id, threshold: tl.float64, window, capacity, width,
+    p_tokens, p_lengths, p_pending, p_guided, p_trusted, p_last, p_run, p_entropy, p_ring, p_active, p_step,
+    p_drafted, p_revoked, p_anchors, p_done, p_top1, p_confidence, p_new_entropy,
+    s_tokens, s_ring, s_top1, s_confidence, s_new_entropy, room, block_length,
+    mask_id, pad_id, threshold: tl.float64, window, capacity,
     SCOPED: tl.constexpr, RESET: tl.constexpr, ANCHOR_EOS: tl.constexpr, VERIFY: tl.constexpr,
-    EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, PICK: tl.constexpr, TILE: tl.constexpr,
+    EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One row. s_ are the strides between rows; tensors of the state without one are contiguous [rows, room]."""
     row = tl.program_id(0).to(tl.int64)
@@ -98,7 +97,6 @@ def commit_kernel(
     p_top1 += row * s_top1
     p_confidence += row * s_confidence
     p_new_entropy += row * s_new_entropy
-    p_bad += row * s_bad
     p_pending += row * room
     p_guided += row * room
     p_trusted += row * room
@@ -108,12 +106,12 @@ def commit_kernel(
     length = tl.load(p_lengths + row).to(tl.int32)
     step = tl.load(p_step + row).to(tl.int32) + 1
     active = tl.load(p_active + row).to(tl.int32)
-    anchors_before = tl.load(p_counts + 2 * rows + row).to(tl.int32)
+    anchors_before = tl.load(p_anchors + row).to(tl.int32)
     threshold = tl.full([], threshold, p_confidence.dtype.element_ty)
     last_step, seeding = step >= length, step < window
 
     # What takes the whole row: masks, drafts, consistent drafts, most confident mask, least uncertain candidate
-    masks, drafts, consistent, unreadable, best, seed = 0, 0, 0, 0, tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
+    masks, drafts, consistent, best, seed = 0, 0, 0, tl.full([], -1, tl.int32), tl.full([], -1, tl.int32)
     best_confidence = tl.full([], -1.0, p_confidence.dtype.element_ty)
     seed_entropy = tl.full([], float("inf"), p_new_entropy.dtype.element_ty)
     for start in range(0, length, TILE):
@@ -123,11 +121,9 @@ def commit_kernel(
             p_tokens, p_guided, p_top1, p_confidence, p_last, p_run, o_, m_, active * block_length, block_length,
             threshold, SCOPED, ANCHOR_EOS, EOS_IDS,
         )  # fmt: skip
-        b_bad = tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1)
         b_consistent = b_candidates & (b_run >= window)
-        more_masks, more_bad, more_drafts, more = count_four(b_tokens == mask_id, b_bad, b_confident, b_consistent)
+        more_masks, more_drafts, more, _ = count_four(b_tokens == mask_id, b_confident, b_consistent, b_consistent)
         masks += more_masks
-        unreadable += more_bad
         drafts += more_drafts
         consistent += more
         if drafts == 0:
@@ -192,8 +188,8 @@ def commit_kernel(
     ended = first_end < first_open
     live = (first_open < length) & ~ended
     next_active = tl.where(live & (first_mask < length), first_mask // block_length, active)
-    drafts += tl.load(p_counts + row).to(tl.int32)
-    revocations = tl.load(p_counts + rows + row).to(tl.int32) + tl.minimum(failed, budget)
+    drafts += tl.load(p_drafted + row).to(tl.int32)
+    revocations = tl.load(p_revoked + row).to(tl.int32) + tl.minimum(failed, budget)
     tl.debug_barrier()  # every warp has written its part, and read the counts
 
     # The text ends here, or the masks of the next active block are guided
@@ -207,30 +203,12 @@ def commit_kernel(
         if SCOPED:
             b_later = o_ >= (next_active + 1) * block_length  # no mask is left of the active block
             tl.store(p_guided + o_, tl.zeros([TILE], tl.int1), mask=m_ & b_later)
-    if PICK > 0:
-        tl.debug_barrier()  # every warp has written `pending` and `guided`
-        checked = tl.where(first_pending < length, first_pending // block_length, 0)
-        first = tl.load(p_first + row)
-        for start in range(0, width, TILE // 2):  # one slot a thread: what is loaded is where it is stored
-            o_slot = start + tl.arange(0, TILE // 2)
-            o_ = o_slot
-            m_ = o_slot < width
-            if PICK == 1:  # those of the active block, then those of the block that is checked, if it is another
-                b_second = o_slot >= block_length
-                o_ = o_slot + tl.where(b_second, checked - 1, next_active) * block_length
-                m_ = m_ & ~(b_second & (checked == next_active))
-            m_ = m_ & (o_ < length)
-            b_wanted = tl.load(p_guided + o_, mask=m_, other=0) | tl.load(p_pending + o_, mask=m_, other=0)
-            b_position = tl.where(b_wanted, o_, room)
-            tl.store(p_slots + row * width + o_slot, b_position, mask=o_slot < width)
-            tl.store(p_source + row * width + o_slot, first + tl.minimum(b_position, room - 1), mask=o_slot < width)
     tl.store(p_step + row, step)
     tl.store(p_active + row, next_active)
     tl.store(p_done + row, ~live)
-    tl.store(p_report + row, 4 * step + tl.where(unreadable > 0, 2, 0) + tl.where(live, 0, 1))
-    tl.store(p_counts + row, drafts)
-    tl.store(p_counts + rows + row, revocations)
-    tl.store(p_counts + 2 * rows + row, anchors_before + anchors)
+    tl.store(p_drafted + row, drafts)
+    tl.store(p_revoked + row, revocations)
+    tl.store(p_anchors + row, anchors_before + anchors)
 
 
 def launch_config(length: int) -> dict[str, int]:
@@ -239,27 +217,23 @@ def launch_config(length: int) -> dict[str, int]:
     return {"TILE": tile, "num_warps": tile // 64}
 
 
-def commit_triton(state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots | None = None) -> None:
-    """As `commit_torch`; slots are contiguous."""
-    rows, length = state.pending.shape
-    top1, confidence, entropy, bad = stats
-    width = 0 if slots is None else slots.position.shape[1]
-    nowhere = state.step
+def commit_triton(state: DecodeState, stats: VocabStats) -> None:
+    """As `commit_torch` without a quota."""
+    rules, (rows, length) = state.rules, state.pending.shape
+    top1, confidence, entropy = stats.top1, stats.confidence, stats.entropy
     commit_kernel[(rows,)](
         state.generated, state.lengths, state.pending, state.guided, state.trusted, state.last, state.run,
-        state.entropy, state.ring, state.active, state.step, state.counts, state.done, state.report,
-        top1, confidence, entropy, bad,
-        *((nowhere, nowhere, nowhere) if slots is None else (slots.position, slots.source, slots.first)),
+        state.entropy, state.ring, state.active, state.step, state.drafted, state.revoked, state.anchors, state.done,
+        top1, confidence, entropy,
         state.tokens.stride(0), state.ring.stride(0), top1.stride(0), confidence.stride(0), entropy.stride(0),
-        bad.stride(0), rows, length, rules.block_length, rules.mask_id, rules.pad_id, rules.threshold, rules.window,
-        rules.capacity, width,
+        length, rules.block_length, rules.mask_id, rules.pad_id, rules.threshold, rules.window,
+        state.ring.shape[1] - 1,
         SCOPED=rules.scope == "block",
         RESET=rules.revoked_history == "reset",
         ANCHOR_EOS=rules.anchor_eos or not rules.eos_ids,
         VERIFY=rules.verify,
         EARLY_STOP=rules.early_stop and bool(rules.eos_ids),
         EOS_IDS=rules.eos_ids,
-        PICK=0 if slots is None else 2 if width == length else 1,
         enable_fp_fusion=False,
         **launch_config(length),
         **at_most(128),

@@ -4,6 +4,6 @@ import torch
 
 
 def at_most(registers: int) -> dict[str, int]:
-    """Options that allow a thread so many registers. Left alone, ptxas aims at an occupancy of its own choosing and
+    """Options that allow a thread this many registers. Left alone, ptxas aims at an occupancy of its own choosing and
     spills a few bytes to reach it; AMD's compiler takes no such option and needs none."""
     return {} if torch.version.hip is not None else {"maxnreg": registers}

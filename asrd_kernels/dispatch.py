@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from asrd_kernels.anchor_embed import anchor_embed_torch
-from asrd_kernels.commit import commit_torch, write_report
-from asrd_kernels.draft_commit import Witnesses, draft_commit_torch, fill_active_slots
+from asrd_kernels.commit import commit_torch
+from asrd_kernels.draft_commit import Witnesses, draft_commit_torch
 from asrd_kernels.leave_one_out import leave_one_out_attention_torch
-from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats, fill_slots
-from asrd_kernels.vocab_stats import Readout, vocab_stats_torch
+from asrd_kernels.state import DecodeState, Rules, VocabStats
+from asrd_kernels.vocab_stats import vocab_stats_torch
 
 Impl = Literal["torch", "triton"]
 KERNELS = ("anchor_embed", "vocab_stats", "commit", "draft_commit", "leave_one_out_attention")
@@ -59,20 +59,23 @@ def which(
     impl: str,
     device: torch.device,
     rules: Rules | None = None,
-    readout: Readout | None = None,
     dtype: torch.dtype | None = None,
+    quota: bool = False,
 ) -> Impl:
-    """The implementation that runs for an operation; rules, readout and dtype are those that it is called with."""
+    """The implementation that runs for an operation: rules and dtype are those that it is called with, and with a quota
+    or without."""
     if operation not in KERNELS or resolve_impl(impl, device) == "torch":
         return "torch"
-    if rules is not None and (rules.given or rules.one_block):
-        return "torch"  # the kernels know no given tokens, and their blocks begin at position 0
-    if operation == "anchor_embed" and rules is not None and rules.probe == "gaussian":
+    if operation == "leave_one_out_attention":
+        return "torch" if dtype == torch.float64 else "triton"
+    if rules is None:
+        return "triton"
+    if operation == "vocab_stats":
+        return "torch" if rules.filters else "triton"  # top-k, top-p and min-p
+    if rules.given or rules.one_block or quota:
+        return "torch"  # the kernels know no given tokens and no quota, and their blocks begin at position 0
+    if operation == "anchor_embed" and rules.probe == "gaussian":
         return "torch"  # a control of the paper's; its sine and cosine would spill to local memory
-    if readout is not None and readout.filters:
-        return "torch"  # top-k, top-p and min-p
-    if operation == "leave_one_out_attention" and dtype == torch.float64:
-        return "torch"
     return "triton"
 
 
@@ -97,27 +100,22 @@ def _choose(operation: str, *case: Any, **more: Any) -> Impl:
     return chosen
 
 
-def anchor_embed(
-    state: DecodeState, table: Tensor, rules: Rules, row_ids: Tensor, seeds: Tensor, impl: str = "auto"
-) -> Tensor:
+def anchor_embed(state: DecodeState, table: Tensor, pending: Tensor | None = None, impl: str = "auto") -> Tensor:
     """See `anchor_embed_torch`."""
-    if _choose("anchor_embed", impl, table.device, rules) == "torch":
-        return anchor_embed_torch(state, table, rules, row_ids, seeds)
+    if _choose("anchor_embed", impl, table.device, state.rules) == "torch":
+        return anchor_embed_torch(state, table, pending)
     from asrd_kernels.anchor_embed_triton import anchor_embed_triton
 
-    return anchor_embed_triton(state, table, rules, row_ids, seeds)
+    return anchor_embed_triton(state, table, pending)
 
 
-def vocab_stats(
-    logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats, impl: str = "auto"
-) -> None:
+def vocab_stats(logits: Tensor, row: Tensor, position: Tensor, state: DecodeState, impl: str = "auto") -> VocabStats:
     """See `vocab_stats_torch`."""
-    if _choose("vocab_stats", impl, logits.device, readout=readout) == "torch":
-        vocab_stats_torch(logits, row, position, readout, out)
-        return
+    if _choose("vocab_stats", impl, logits.device, state.rules) == "torch":
+        return vocab_stats_torch(logits, row, position, state)
     from asrd_kernels.vocab_stats_triton import vocab_stats_triton
 
-    vocab_stats_triton(logits, row, position, readout, out)
+    return vocab_stats_triton(logits, row, position, state)
 
 
 def leave_one_out_attention(
@@ -138,45 +136,27 @@ def leave_one_out_attention(
     return leave_one_out_attention_triton(query, key, value, excluded, visible, scale)
 
 
-def commit(
-    state: DecodeState,
-    stats: VocabStats,
-    rules: Rules,
-    slots: Slots | None = None,
-    impl: str = "auto",
-    quota: Tensor | None = None,
-) -> None:
-    """See `commit_torch`; then what the host is to learn, and the slots of the coming step if given."""
-    if _choose("commit", impl, state.tokens.device, rules) == "torch":
-        commit_torch(state, stats, rules, quota)
-        write_report(state, stats)
-        if slots is not None:
-            fill_slots(slots, state, rules)
+def commit(state: DecodeState, stats: VocabStats, quota: Tensor | None = None, impl: str = "auto") -> None:
+    """See `commit_torch`."""
+    if _choose("commit", impl, state.tokens.device, state.rules, quota=quota is not None) == "torch":
+        commit_torch(state, stats, quota)
         return
-    if quota is not None:
-        raise ValueError("quota: the commit kernel has none; use impl='torch'")
     from asrd_kernels.commit_triton import commit_triton
 
-    commit_triton(state, stats, rules, slots)
+    commit_triton(state, stats)
 
 
 def draft_commit(
     state: DecodeState,
     stats: VocabStats,
-    rules: Rules,
     bounds: Tensor | None = None,
     witnesses: Witnesses | None = None,
-    token_prob: Tensor | None = None,
-    slots: Slots | None = None,
     impl: str = "auto",
 ) -> None:
-    """See `draft_commit_torch`; then what the host is to learn, and the slots of the coming step if given."""
-    if _choose("draft_commit", impl, state.tokens.device, rules) == "torch":
-        draft_commit_torch(state, stats, rules, bounds, witnesses, token_prob)
-        write_report(state, stats)
-        if slots is not None:
-            fill_active_slots(slots, state, rules, witnesses)
+    """See `draft_commit_torch`."""
+    if _choose("draft_commit", impl, state.tokens.device, state.rules) == "torch":
+        draft_commit_torch(state, stats, bounds, witnesses)
         return
     from asrd_kernels.draft_commit_triton import draft_commit_triton
 
-    draft_commit_triton(state, stats, rules, bounds, witnesses, token_prob, slots)
+    draft_commit_triton(state, stats, bounds, witnesses)

@@ -3,8 +3,8 @@
 (1) Which masks are drafted takes the active block's order of confidence: a mask's rank is counted, pair by pair, and
 what is to be drafted becomes a cut: everything more confident than one mask, and that mask. (2) The row is read tile by
 tile, so any length fits: decide and write. (3) End the text, or narrow the guided masks to the next active block. (4)
-Choose the positions to be checked, one after the other, each the least sure behind the one before. (5) Fill the slots.
-Done rows, which are fixed points, are left alone, and so is what lies behind a row's own length. Numbers are compared
+Choose the positions to be checked, one after the other, each the least confident after the one before.
+Done rows, which are fixed points, are left alone, and so is what lies beyond a row's own length. Numbers are compared
 and counted, never computed with (but for `ratio`, one product).
 
 Prefixes: p_ pointer (of the row), o_ offsets in the row, m_ which of them exist, b_ values of the tile.
@@ -18,7 +18,7 @@ from torch import Tensor
 from asrd_kernels.commit_triton import count_four, is_any, launch_config, least_of_four
 from asrd_kernels.compiler_triton import at_most
 from asrd_kernels.draft_commit import Witnesses
-from asrd_kernels.state import DecodeState, Rules, Slots, VocabStats
+from asrd_kernels.state import DecodeState, VocabStats
 
 _OTHERS = tl.constexpr(4)  # masks that are loaded before one is compared with the first of them
 
@@ -88,15 +88,14 @@ def _checked(p_checked, o_, witnesses):
     return b_found
 
 
-@triton.jit(do_not_specialize=["rows", "block_length", "mask_id", "pad_id", "max_edits", "witnesses"])
+@triton.jit(do_not_specialize=["block_length", "mask_id", "pad_id", "max_edits", "witnesses"])
 def draft_commit_kernel(
-    p_tokens, p_lengths, p_pending, p_guided, p_active, p_step, p_counts, p_done, p_report,
-    p_top1, p_confidence, p_bad, p_bounds, p_checked, p_edits, p_kept, p_token_prob,
-    p_slots, p_source, p_first,
-    s_tokens, s_top1, s_confidence, s_bad, s_token_prob, rows, room, block_length, mask_id, pad_id,
+    p_tokens, p_lengths, p_pending, p_guided, p_active, p_step, p_drafted, p_edited, p_done,
+    p_top1, p_confidence, p_bounds, p_checked, p_edits, p_kept, p_token_prob,
+    s_tokens, s_top1, s_confidence, s_token_prob, room, block_length, mask_id, pad_id,
     threshold: tl.float64, threshold_back: tl.float64, ratio: tl.float64, max_edits, witnesses,
     SCOPED: tl.constexpr, FACTOR: tl.constexpr, EDIT: tl.constexpr, SCORED: tl.constexpr,
-    EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, PICK: tl.constexpr, TILE: tl.constexpr,
+    EARLY_STOP: tl.constexpr, EOS_IDS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One row. s_ are the strides between rows; tensors of the state without one are contiguous [rows, room]."""
     row = tl.program_id(0).to(tl.int64)
@@ -105,7 +104,6 @@ def draft_commit_kernel(
     p_tokens += row * s_tokens
     p_top1 += row * s_top1
     p_confidence += row * s_confidence
-    p_bad += row * s_bad
     p_pending += row * room
     p_guided += row * room
     if EDIT:
@@ -125,7 +123,7 @@ def draft_commit_kernel(
     else:
         bound = tl.full([], threshold, dtype)
         cut, last = _cut_by_threshold(p_guided, p_confidence, bound, begin, end, TILE)
-    masks, drafts, unreadable = 0, 0, 0
+    masks, drafts = 0, 0
     for start in range(0, length, TILE):
         o_ = start + tl.arange(0, TILE)
         m_ = o_ < length
@@ -133,11 +131,9 @@ def draft_commit_kernel(
         b_guided &= (o_ >= begin) & (o_ < end)
         b_drafted = b_guided & ((b_confidence > cut) | ((b_confidence == cut) & (o_ <= last)))
         b_masked = tl.load(p_tokens + o_, mask=m_, other=-1).to(tl.int32) == mask_id
-        b_bad = tl.load(p_bad + o_, mask=m_, other=0).to(tl.int1)
-        more, more_masks, more_bad, _ = count_four(b_drafted, b_masked, b_bad, b_bad)
+        more, more_masks, _, _ = count_four(b_drafted, b_masked, b_masked, b_masked)
         drafts += more
         masks += more_masks
-        unreadable += more_bad
     open_ended = masks > drafts
 
     # Decide and write; `guided` holds all masks for the moment
@@ -189,8 +185,8 @@ def draft_commit_kernel(
     live = (first_open < length) & ~ended
     next_active = tl.where(live & (first_mask < length), first_mask // block_length, active)
     step = tl.load(p_step + row).to(tl.int32) + 1
-    drafts += tl.load(p_counts + row).to(tl.int32)
-    edits += tl.load(p_counts + 3 * rows + row).to(tl.int32)
+    drafts += tl.load(p_drafted + row).to(tl.int32)
+    edits += tl.load(p_edited + row).to(tl.int32)
     tl.debug_barrier()  # every warp has written its part, and read the counts and what was checked
 
     # The text ends here, or the masks of the next active block are guided
@@ -204,11 +200,10 @@ def draft_commit_kernel(
         tl.store(p_guided + o_, tl.zeros([TILE], tl.int1), mask=m_ & b_out)
         if EDIT:
             tl.store(p_pending + o_, tl.zeros([TILE], tl.int1), mask=m_ & ~live)
-    if EDIT or PICK:
-        tl.debug_barrier()  # every warp has written `pending`, `guided` and `confidence`
     if EDIT:
+        tl.debug_barrier()  # every warp has written `pending` and `confidence`
         sure, here = tl.full([], -1.0, dtype), -1
-        for i in range(witnesses):  # the least sure behind the one before
+        for i in range(witnesses):  # the least confident after the one before
             least, place = tl.full([], float("inf"), dtype), room
             for start in range(0, length, TILE):
                 o_ = start + tl.arange(0, TILE)
@@ -220,57 +215,35 @@ def draft_commit_kernel(
                 least = tl.minimum(low, least)
             sure, here = least, place
             tl.store(p_checked + i, place)
-            if PICK:
-                tl.store(p_slots + row * (block_length + witnesses) + block_length + i, place)
-    if PICK:
-        first, width = tl.load(p_first + row), block_length + witnesses
-        for start in range(0, block_length, TILE // 2):  # one slot a thread: what is loaded is where it is stored
-            o_slot = start + tl.arange(0, TILE // 2)
-            o_ = o_slot + next_active * block_length
-            b_wanted = tl.load(p_guided + o_, mask=(o_slot < block_length) & (o_ < length), other=0).to(tl.int1)
-            b_position = tl.where(b_wanted, o_, room)
-            tl.store(p_slots + row * width + o_slot, b_position, mask=o_slot < block_length)
-            b_source = first + tl.minimum(b_position, room - 1)
-            tl.store(p_source + row * width + o_slot, b_source, mask=o_slot < block_length)
     tl.store(p_step + row, step)
     tl.store(p_active + row, next_active)
     tl.store(p_done + row, ~live)
-    tl.store(p_report + row, 4 * step + tl.where(unreadable > 0, 2, 0) + tl.where(live, 0, 1))
-    tl.store(p_counts + row, drafts)
+    tl.store(p_drafted + row, drafts)
     if EDIT:
-        tl.store(p_counts + 3 * rows + row, edits)
+        tl.store(p_edited + row, edits)
 
 
 def draft_commit_triton(
-    state: DecodeState,
-    stats: VocabStats,
-    rules: Rules,
-    bounds: Tensor | None = None,
-    witnesses: Witnesses | None = None,
-    token_prob: Tensor | None = None,
-    slots: Slots | None = None,
+    state: DecodeState, stats: VocabStats, bounds: Tensor | None = None, witnesses: Witnesses | None = None
 ) -> None:
-    """As `draft_commit_torch`; slots are contiguous, and so is what the witnesses keep."""
-    rows, length = state.pending.shape
-    top1, confidence, _, bad = stats
-    none = state.step
+    """As `draft_commit_torch`; what the witnesses keep is contiguous."""
+    rules, (rows, length), none = state.rules, state.pending.shape, state.step
+    top1, confidence = stats.top1, stats.confidence
     kept = (none, none, none) if witnesses is None else (witnesses.checked, witnesses.edits, witnesses.confidence)
-    obeyed = (0.0, 1.0, 0) if witnesses is None else (witnesses.threshold_back, witnesses.ratio, witnesses.max_edits)
-    scores = confidence if token_prob is None else token_prob
+    scores = confidence if stats.token_prob is None else stats.token_prob
     draft_commit_kernel[(rows,)](
-        state.generated, state.lengths, state.pending, state.guided, state.active, state.step, state.counts,
-        state.done, state.report, top1, confidence, bad, none if bounds is None else bounds, *kept, scores,
-        *((none, none, none) if slots is None else (slots.position, slots.source, slots.first)),
-        state.tokens.stride(0), top1.stride(0), confidence.stride(0), bad.stride(0), scores.stride(0),
-        rows, length, rules.block_length, rules.mask_id, rules.pad_id,
-        rules.threshold, *obeyed, 0 if witnesses is None else witnesses.checked.shape[1],
+        state.generated, state.lengths, state.pending, state.guided, state.active, state.step, state.drafted,
+        state.edited, state.done, top1, confidence, none if bounds is None else bounds, *kept, scores,
+        state.tokens.stride(0), top1.stride(0), confidence.stride(0), scores.stride(0),
+        length, rules.block_length, rules.mask_id, rules.pad_id,
+        rules.threshold, rules.threshold_back, rules.ratio, rules.max_edits,
+        0 if witnesses is None else witnesses.checked.shape[1],
         SCOPED=rules.scope == "block",
         FACTOR=bounds is not None,
         EDIT=witnesses is not None,
-        SCORED=token_prob is not None,
+        SCORED=stats.token_prob is not None,
         EARLY_STOP=rules.early_stop and bool(rules.eos_ids),
         EOS_IDS=rules.eos_ids,
-        PICK=slots is not None,
         enable_fp_fusion=False,
         **launch_config(length),
         **at_most(128),

@@ -13,44 +13,34 @@ import torch
 from torch import Tensor
 
 from asrd_kernels.commit import extend_histories, finish_step, most_confident, promote
-from asrd_kernels.state import NO_ENTROPY, DecodeState, Rules, VocabStats
+from asrd_kernels.state import NO_ENTROPY, DecodeState, Rows, VocabStats
 
 
-@dataclass(frozen=True)
-class Joint:
-    """What joint decoding keeps and obeys. `state.pending` holds the pool and what awaits a check: all that may change
-    still."""
+@dataclass
+class Pool(Rows):
+    """What joint decoding keeps. `state.pending` holds the pool and what awaits a check: all that may still change."""
 
     pool: Tensor  # [B, G] bool, tokens of the open block that may be edited
     checked: Tensor  # [B, G] bool, tokens that the coming pass verifies
     post: Tensor  # [B] int64, passes over the open block that began without masks
-    editing_threshold: float  # of the token that would replace another
-    max_post_steps: int  # after so many of those passes a block is over in any case
-    quota: Tensor  # [B] int64, masks filled at least
 
 
-def new_joint(state: DecodeState, editing_threshold: float, max_post_steps: int, num_to_transfer: int) -> Joint:
-    """Before the first step."""
-    nothing = torch.zeros_like(state.pending)
-    quota = torch.full_like(state.step, num_to_transfer)
-    return Joint(nothing, nothing.clone(), torch.zeros_like(state.step), editing_threshold, max_post_steps, quota)
-
-
-def joint_commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, joint: Joint, anchored: bool) -> None:
+def joint_commit_torch(state: DecodeState, stats: VocabStats, joint: Pool, anchored: bool) -> None:
     """Apply the statistics [B, G] of masks, pool and checked tokens to state and joint, in place.
 
     anchored: histories are kept and anchors formed; and with rules.verify what is not one of them is checked.
     """
-    x, masks, pool = state.generated, state.guided.clone(), joint.pool
-    top1, confidence, entropy, _ = stats
+    rules, x, masks, pool = state.rules, state.generated, state.guided.clone(), joint.pool
+    top1, confidence, entropy = stats.top1, stats.confidence, stats.entropy
     began_without_masks = ~masks.any(1)
     state.step.add_(~state.done)
     joint.post.add_(began_without_masks & ~state.done)
     # verify, fill, edit
     failed = joint.checked & (top1 != x)
     confident = masks & (confidence > rules.threshold)
-    drafted = confident | most_confident(masks, confidence, joint.quota)
-    edited = pool & (confidence > joint.editing_threshold) & (top1 != x)
+    quota = torch.full_like(state.step, rules.num_to_transfer)
+    drafted = confident | most_confident(masks, confidence, quota)
+    edited = pool & (confidence > rules.editing_threshold) & (top1 != x)
     x.copy_(torch.where(drafted | edited, top1, x))
     state.drafted.add_(drafted.sum(1))
     state.edited.add_(edited.sum(1))
@@ -58,7 +48,7 @@ def joint_commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, join
     bold = confident | edited
     if anchored:
         extend_histories(state, top1, masks | pool)
-        anchors = promote(state, bold, entropy, rules)
+        anchors = promote(state, bold, entropy)
     if anchored and rules.verify:
         checked, pool = bold & ~anchors, (pool & ~edited) | failed | (drafted & ~confident)
     else:
@@ -66,11 +56,11 @@ def joint_commit_torch(state: DecodeState, stats: VocabStats, rules: Rules, join
     # a block without masks is over when nothing is left to check and to edit, or after max_post_steps passes
     quiet = began_without_masks & ~(edited | failed).any(1)
     settled = ~checked.any(1) & (~pool.any(1) | quiet)
-    filled = ~((x == rules.mask_id) & (state.block_of == state.active[:, None])).any(1)
-    over = filled & (settled | (joint.post >= joint.max_post_steps))
+    filled = ~(state.masks & state.in_active_block).any(1)
+    over = filled & (settled | (joint.post >= rules.max_post_steps))
     checked, pool = checked & ~over[:, None], pool & ~over[:, None]
     joint.post.masked_fill_(over, 0)
-    finish_step(state, checked | pool, rules)
+    finish_step(state, checked | pool)
     live = ~state.done[:, None]
     state.entropy.copy_(torch.where(masks & live, entropy, NO_ENTROPY))
     joint.pool.copy_(pool & live)

@@ -1,7 +1,7 @@
 """`leave_one_out_attention`: a few query rows against all keys, each row without a few keys of its own, and itself.
 
-The rows stand behind a canvas that does not see them, so the canvas's own attention stays a plain call without a mask.
-WINO's shadow rows see each other, the witnesses of leave-one-out editing do not: `visible` says which.
+The rows are appended to a canvas that does not see them, so the canvas's own attention stays a plain call without a
+mask. WINO's shadow rows see each other, the witnesses of leave-one-out editing do not: `visible` says which.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`vocab_stats` in two launches: the vocabulary in chunks, then a merge of the chunks in a fixed order.
 
-Few rows of a large vocabulary would leave most of a GPU idle, so each program reads one chunk of one row, at once and
-once, and writes six numbers. How a row is cut depends on V alone, so its result does not depend on the batch.
+Few rows of a large vocabulary would leave most of a GPU idle, so each program reads one chunk of one row in a
+single pass and writes six numbers. How a row is cut depends on V alone, so its result does not depend on the batch.
 
 A chunk has its maximum m and, over its other tokens, r = sum of e^z and u = sum of z e^z with z = x - m. Seen from the
 row's maximum M, with d = m - M and t = e^d, its tokens sum to (r + 1) t and (u + d (r + 1)) t: the chunk's own peak
@@ -29,8 +29,7 @@ from torch.library import triton_op, wrap_triton
 
 from asrd_kernels.philox_triton import exponential, random_bits
 from asrd_kernels.precise_triton import divide, log1p
-from asrd_kernels.state import VocabStats
-from asrd_kernels.vocab_stats import Readout
+from asrd_kernels.state import DecodeState, VocabStats, id_tensor
 
 _FAR = tl.constexpr(-1e4)  # exp of it is 0 in every dtype, and 0 times it is 0
 _FIELDS = tl.constexpr(5)  # numbers of a chunk besides the id of its pick: m, r, u, the pick's score and its logit
@@ -211,14 +210,16 @@ def _launch(
     )  # fmt: skip
 
 
-def vocab_stats_triton(logits: Tensor, row: Tensor, position: Tensor, readout: Readout, out: VocabStats) -> None:
+def vocab_stats_triton(logits: Tensor, row: Tensor, position: Tensor, state: DecodeState) -> VocabStats:
     """As `vocab_stats_torch`. Reads logits of any strides, and does not change them."""
-    if len({values.stride() for values in out}) > 1 or out.top1.stride(1) != 1:
-        strides = [values.stride() for values in out]
-        raise ValueError(f"out has tensors of strides {strides}: they must be equal, with columns next to each other")
-    if logits.shape[0] == 0:
-        return
-    _launch(
-        logits, row.contiguous(), position.contiguous(), readout.row_ids, readout.seeds, readout.forbidden,
-        readout.unconfident, readout.temperature, *out,
-    )  # fmt: skip
+    rules, shape = state.rules, (len(state.tokens), state.length + 1)  # column G: unwanted rows
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    kinds = (torch.int64, precision, precision, torch.bool)
+    out = [torch.zeros(shape, dtype=kind, device=logits.device) for kind in kinds]
+    if logits.shape[0] > 0:
+        unconfident = id_tensor(rules.unconfident, logits.device) if rules.unconfident else None
+        _launch(
+            logits, row.contiguous(), position.contiguous(), state.row_ids, state.seeds,
+            id_tensor(rules.forbidden, logits.device), unconfident, rules.temperature, *out,
+        )  # fmt: skip
+    return VocabStats(*(values[:, :-1] for values in out))

@@ -19,9 +19,10 @@ from asrd.engine.stopping import text_before
 from asrd.files import read_text, require_text
 from asrd.generate import fast_generate
 from asrd.lab.tasks import length_and_blocks
-from asrd.many import Engine, Result, encode
+from asrd.many import Engine, Result
 from asrd.models.source import PACKAGED_NAMES
 from asrd.output import AsrdOutput
+from asrd.prompts import encode
 from asrd.templates import fill
 from asrd_kernels import DecodeState
 

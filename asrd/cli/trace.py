@@ -24,8 +24,8 @@ from asrd.files import write_text
 from asrd.generate import fast_generate
 from asrd.lab.progress import Progress
 from asrd.lab.tasks import Problem, length_and_blocks
-from asrd.many import encode
 from asrd.output import AsrdOutput
+from asrd.prompts import encode
 from asrd.trace import Trace, read
 from asrd.viewer import page
 from asrd_kernels import DecodeState

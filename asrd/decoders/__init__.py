@@ -1,8 +1,6 @@
 """The decoders by name. A decoder edits the canvas; the engine runs the model and reads the logits. The base class
 `Decoder` is in `asrd.engine.decoder`.
 
-plain      `PlainDecoder`: choose which masks to commit, nothing else
-kept_slots `KeptSlots`: commit is one operation of `asrd_kernels`, slots included
 asrd       the paper's
 control    a control for its revocations
 standard   the models' own: LLaDA's quota, Dream's schedules
@@ -15,7 +13,8 @@ loo        ours: drafts by factor, and what a mask in its place contradicts is e
 block_loo  the same on block-diffusion models
 
 A decoder says what it wants to know after a forward pass (`wanted`: which positions; `extra_stats`: which
-statistics besides top-1, confidence and entropy) and changes the canvas in `commit`. Add your own with one line,
+statistics besides top-1, confidence and entropy) and changes the canvas in `commit`; one that only drafts writes
+`choose`. Add your own with one line,
 `asrd.decoders.DECODERS["name"] = YourDecoder`, or in a package of yours by an entry point of the group "asrd.decoders".
 """
 
@@ -29,7 +28,6 @@ from asrd.decoders.control import RandomRevocationDecoder
 from asrd.decoders.fast_dllm import FactorDecoder, ThresholdDecoder
 from asrd.decoders.loo import LooDecoder
 from asrd.decoders.native import NativeDecoder
-from asrd.decoders.plain import PlainDecoder
 from asrd.decoders.saber import SaberDecoder
 from asrd.decoders.standard import StandardDecoder
 from asrd.decoders.wino import WinoDecoder
@@ -75,7 +73,6 @@ __all__ = [
     "FactorDecoder",
     "LooDecoder",
     "NativeDecoder",
-    "PlainDecoder",
     "RandomRevocationDecoder",
     "SaberDecoder",
     "StandardDecoder",

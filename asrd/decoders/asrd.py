@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.decoders.kept_slots import KeptSlots
 from asrd.engine.decoder import ASRD_FIELDS, BLOCK_FIELDS, SHARED, Decoder
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import Slots, VocabStats, dispatch, fill_slots, new_slots, wanted_slots
+from asrd_kernels import DecodeState, VocabStats, dispatch
 
 
-class AsrdDecoder(KeptSlots):
+class AsrdDecoder(Decoder):
     """Anchor-supervised revocable decoding; all of it is in `asrd_kernels`."""
 
     reads = SHARED | ASRD_FIELDS | BLOCK_FIELDS
@@ -27,25 +26,18 @@ class AsrdDecoder(KeptSlots):
         joint = (config.strategy or adapter.native) in ("joint", "llada21")
         return JointAsrdDecoder if joint else BlockAsrdDecoder
 
-    def embed(self) -> Tensor:
+    def embed(self, state: DecodeState) -> Tensor:
         """Embeddings of the canvas with guidance and probe."""
-        readout = self.request.readout
-        return dispatch.anchor_embed(
-            self.state, self.table, self.rules, readout.row_ids, readout.seeds, self.request.impl
-        )
+        return dispatch.anchor_embed(state, self.table, impl=self.impl)
 
-    def find_slots(self) -> Tensor:
-        """Those of two blocks, or in scope "sequence" of all."""
-        return wanted_slots(self.state, self.rules)
+    def wanted(self, state: DecodeState) -> Tensor:
+        """Guided masks and pending tokens."""
+        return state.guided | state.pending
 
-    def new_slots(self) -> Slots:
-        """Those of two blocks, or in scope "sequence" of all."""
-        return new_slots(self.state, self.rules, self.request.shift)
+    def most_wanted(self, length: int) -> int:
+        """The masks of the active block and the pending tokens of the one before; in scope "sequence" all masks."""
+        return length if self.rules.scope == "sequence" else min(2 * self.rules.block_length, length)
 
-    def fill_slots(self, slots: Slots) -> None:
-        """Those of two blocks, or in scope "sequence" of all."""
-        fill_slots(slots, self.state, self.rules)
-
-    def commit(self, stats: VocabStats) -> None:
-        """Verify, draft, revoke, promote, report."""
-        dispatch.commit(self.state, stats, self.rules, self._slots, self.request.impl)
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        """Verify, draft, revoke, promote."""
+        dispatch.commit(state, stats, impl=self.impl)

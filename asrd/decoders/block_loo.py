@@ -8,6 +8,7 @@ from asrd.config import AsrdConfig
 from asrd.decoders.fast_dllm import refuse_threshold
 from asrd.decoders.loo import LooDecoder
 from asrd.models.adapter import ModelAdapter
+from asrd_kernels import DecodeState
 
 
 class BlockLooDecoder(LooDecoder):
@@ -25,27 +26,14 @@ class BlockLooDecoder(LooDecoder):
         if not adapter.takes_block_mask:
             adapter.require_attention_layout("decoder='loo'")
 
-    @property
-    def most_pending(self) -> int:
+    def most_checked(self, length: int) -> int:
         """They are in the open block."""
-        return min(self.rules.block_length, self.request.length)
+        return min(super().most_checked(length), self.rules.block_length)
 
     def max_steps(self, length: int) -> int:
         """A pass fills a mask, or a witness agrees or edits."""
-        return length * (self.witnesses.max_edits + 2)
+        return length * (self.rules.max_edits + 2)
 
-    def checks(self) -> Tensor:
+    def checks(self, state: DecodeState) -> Tensor:
         """Rows whose coming pass reads witnesses only."""
-        return self.state.pending.any(1) & ~self.state.guided.any(1) & ~self.state.done
-
-    def held(self) -> list[Tensor]:
-        """Also what witnesses do."""
-        return [*super().held(), self.witnesses.checked, self.witnesses.edits, self.witnesses.confidence]
-
-    def witness_positions(self) -> Tensor:
-        """What witnesses check."""
-        return self.checked
-
-    def witnessed(self) -> Tensor:
-        """Those of the rows that make the step."""
-        return super().witnessed() & self.state.pending
+        return state.pending.any(1) & ~state.guided.any(1) & ~state.done

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from asrd.decoders.asrd import AsrdDecoder
-from asrd_kernels import VocabStats
+from asrd.engine.decoder import random_bits_per_step
+from asrd_kernels import DecodeState, VocabStats, ranks
 
 _NO_TOKEN = -1
 
@@ -16,12 +17,9 @@ _NO_TOKEN = -1
 class RandomRevocationDecoder(AsrdDecoder):
     """ASRD with the verdicts of each step permuted at random among the pending tokens of the row."""
 
-    def commit(self, stats: VocabStats) -> None:
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
         """Shuffle the verdicts, then go on as ASRD."""
-        state = self.state
         failed = (state.pending & (stats.top1 != state.generated)).sum(1, keepdim=True)
-        bits = self.random_bits_per_step().masked_fill(~state.pending, 2**32)
-        order = bits.argsort(dim=1, stable=True)
-        rank = torch.empty_like(order).scatter_(1, order, state.positions.expand_as(order))
-        verdict = torch.where(rank < failed, _NO_TOKEN, state.generated)
-        super().commit(stats._replace(top1=torch.where(state.pending, verdict, stats.top1)))
+        drawn = ranks(random_bits_per_step(state).double(), state.pending)
+        verdict = torch.where(drawn < failed, _NO_TOKEN, state.generated)
+        super().commit(state, stats._replace(top1=torch.where(state.pending, verdict, stats.top1)))

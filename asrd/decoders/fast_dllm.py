@@ -8,44 +8,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from asrd.config import FIELDS, AsrdConfig
-from asrd.decoders.kept_slots import KeptSlots
-from asrd.engine.decoder import SHARED
-from asrd.engine.request import Request
+from asrd.engine.decoder import SHARED, Decoder
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import Slots, VocabStats, active_slots, dispatch, factor_bounds, fill_active_slots, new_active_slots
+from asrd_kernels import DecodeState, VocabStats, dispatch, factor_bounds
 
 USUAL_FACTOR = 1.0
 
 
-class FastDllmDecoder(KeptSlots):
-    """Commits what one of the two rules drafts in the active block; nothing is guided, probed or revoked.
-
-    bounds: of the factor rule; None: the threshold rule.
-    """
-
-    on_blocks = True
-    bounds: Tensor | None = None
-
-    def find_slots(self) -> Tensor:
-        """The active block's masks."""
-        return active_slots(self.state, self.rules)
-
-    def new_slots(self) -> Slots:
-        """The active block's masks."""
-        return new_active_slots(self.state, self.rules, self.request.shift)
-
-    def fill_slots(self, slots: Slots) -> None:
-        """The active block's masks."""
-        fill_active_slots(slots, self.state, self.rules)
-
-    def commit(self, stats: VocabStats) -> None:
-        """Draft, report."""
-        dispatch.draft_commit(self.state, stats, self.rules, self.bounds, slots=self._slots, impl=self.request.impl)
-
-
-class ThresholdDecoder(FastDllmDecoder):
+class ThresholdDecoder(Decoder):
     """Every mask with confidence of at least the threshold, and in any case the most confident."""
 
+    on_blocks = True
     reads = SHARED | {"threshold", "boundary"}
 
     @classmethod
@@ -57,14 +30,19 @@ class ThresholdDecoder(FastDllmDecoder):
                 " leave factor out, or use decoder='factor'"
             )
 
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        """Draft."""
+        dispatch.draft_commit(state, stats, impl=self.impl)
 
-class FactorDecoder(FastDllmDecoder):
+
+class FactorDecoder(Decoder):
     """The n most confident masks, n as large as goes: the r-th of them must have confidence 1 - factor / (r + 1).
 
     The first is taken in any case, and so is the last of all: where only that one falls short, it goes with the others
     (an off-by-one of the original that is part of its results).
     """
 
+    on_blocks = True
     reads = SHARED | {"factor", "boundary"}
 
     @classmethod
@@ -72,10 +50,15 @@ class FactorDecoder(FastDllmDecoder):
         """One rule at a time."""
         refuse_threshold(config)
 
-    def __init__(self, request: Request, table: Tensor) -> None:
-        super().__init__(request, table)
-        factor = USUAL_FACTOR if request.config.factor is None else float(request.config.factor)
-        self.bounds = factor_bounds(factor, request.length, request.prompt.device)
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        """Draft."""
+        dispatch.draft_commit(state, stats, bounds_of(self, state, USUAL_FACTOR), impl=self.impl)
+
+
+def bounds_of(decoder: Decoder, state: DecodeState, usual: float) -> Tensor:
+    """[G] the confidence that the most confident mask, the second, ... must have; usual: the factor if not given."""
+    factor = usual if decoder.config.factor is None else float(decoder.config.factor)
+    return factor_bounds(factor, state.length, decoder.table.device)
 
 
 def refuse_threshold(config: AsrdConfig) -> None:

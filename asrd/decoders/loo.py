@@ -1,10 +1,10 @@
-"""Leave-one-out editing, a decoder of our own: draft boldly by factor, and ask again for what was not sure.
+"""Leave-one-out editing, a decoder of our own: draft boldly by factor, and ask again for what was not confident.
 
-In the pass after it was drafted, each doubtful token gets a witness: a row behind the canvas that stands in its place
-as a mask and sees everything but the token itself. If the witness would say something else, that is written in place.
-So the model is only ever asked what it was trained for, predictions at masks. It is not the paper's; the name is short
-for "leave one out". Knows WINO's way of appending rows; unlike its shadow, witnesses do not see each other, stand only
-where there is doubt, and lead to edits, not to masks.
+In the pass after it was drafted, each doubtful token gets a witness: a row appended to the canvas that stands in its
+place as a mask and sees everything but the token itself. If the witness predicts something else, that is written in
+place. So the model is only ever asked what it was trained for, predictions at masks. It is not the paper's; the name is
+short for "leave one out". WINO appends rows, too; unlike its shadow, witnesses do not see each other, stand only where
+there is doubt, and lead to edits, not to masks.
 """
 
 from __future__ import annotations
@@ -13,32 +13,20 @@ import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.decoders.fast_dllm import refuse_threshold
-from asrd.decoders.kept_slots import KeptSlots
-from asrd.engine.decoder import SHARED, Decoder
-from asrd.engine.request import Request
+from asrd.decoders.fast_dllm import bounds_of, refuse_threshold
+from asrd.engine.decoder import SHARED, Appended, Decoder
 from asrd.models.adapter import ModelAdapter
-from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import (
-    Slots,
-    VocabStats,
-    Witnesses,
-    active_slots,
-    dispatch,
-    factor_bounds,
-    fill_active_slots,
-    new_active_slots,
-)
+from asrd_kernels import DecodeState, Rules, VocabStats, Witnesses, dispatch
 
 USUAL_FACTOR = 2.0
 
 
-class LooDecoder(KeptSlots):
+class LooDecoder(Decoder):
     """Drafts by Fast-dLLM's factor rule; what was less confident than `threshold_back` is pending.
 
     A pending token whose witness predicts another one (with `ratio`: one that much more probable) is replaced by it
-    and pending again, at most `max_edits` times; one whose witness agrees is final. There are `witnesses` of them at
-    most in a pass: the least confident tokens come first (of equals the lower position), the others wait. What is
+    and pending again, at most `max_edits` times; one whose witness agrees is final. There are at most `witnesses` of
+    them in a pass: the least confident tokens come first (of equals the lower position), the others wait. What is
     pending when no mask is left is final. No mask comes back, so there are never more passes than positions.
 
     The statistics of a pending position are those of its witness. Where logits are shifted, that is a copy of the
@@ -46,6 +34,10 @@ class LooDecoder(KeptSlots):
     """
 
     reads = SHARED | {"factor", "threshold_back", "ratio", "max_edits", "witnesses", "boundary"}
+
+    def __init__(self, rules: Rules, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        super().__init__(rules, config, adapter)
+        self.extra_stats = ("token_prob",) if rules.ratio < 1 else ()
 
     @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
@@ -62,104 +54,33 @@ class LooDecoder(KeptSlots):
 
         return BlockLooDecoder
 
-    def __init__(self, request: Request, table: Tensor) -> None:
-        super().__init__(request, table)
-        state, config, device = self.state, request.config, request.prompt.device
-        self.batch, self.canvas = state.tokens.shape
-        self.extra_stats = ("token_prob",) if config.ratio < 1 else ()
-        factor = USUAL_FACTOR if config.factor is None else float(config.factor)
-        self.bounds = factor_bounds(factor, request.length, device)
-        self.witness = torch.arange(min(int(config.witnesses), self.most_pending), device=device)
-        self.columns = torch.arange(self.canvas, device=device)
-        self.places = self.columns.repeat(self.batch, 1) if request.positions is None else request.positions
-        self.real = torch.ones_like(self.places, dtype=torch.bool)
-        if request.attention is not None:
-            self.real = request.attention.bool()
-        self.alone = torch.zeros(self.batch, len(self.witness), dtype=torch.bool, device=device)
-        self.witnesses = Witnesses(
-            checked=torch.full((self.batch, len(self.witness)), state.length, device=device),
-            edits=torch.zeros_like(state.last),
-            confidence=torch.zeros_like(state.entropy),
-            threshold_back=float(config.threshold_back),
-            max_edits=int(config.max_edits),
-            ratio=float(config.ratio),
-        )
+    def most_checked(self, length: int) -> int:
+        """W: how many tokens of a row have a witness in a pass."""
+        return min(int(self.config.witnesses), length)
 
-    @property
-    def most_pending(self) -> int:
-        """How many tokens of a row may be pending at a time."""
-        return self.request.length
+    def rows(self, state: DecodeState) -> Witnesses:
+        """The witnesses, none of them in use."""
+        nothing = torch.full_like(state.last[:, : self.most_checked(state.length)], state.length)
+        return Witnesses(nothing, torch.zeros_like(state.last), torch.zeros_like(state.entropy))
 
-    @property
-    def checked(self) -> Tensor:
-        """[B, W] int64: the position that each witness checks in the coming pass, G for one that is not used."""
-        return self.witnesses.checked
+    def append(self, state: DecodeState) -> Appended:
+        """The witnesses: masks, where logits are shifted copies."""
+        checked, width = state.own.checked, state.prompt_length
+        column = (checked + width - self.shift).clamp(max=state.tokens.shape[1] - 1)
+        tokens = state.tokens.gather(1, column) if self.shift else torch.full_like(checked, self.rules.mask_id)
+        used = checked < state.length
+        hidden = torch.where(used, checked + width, -1)
+        hidden = torch.stack([hidden, column], 2) if self.shift else hidden[..., None]
+        return Appended(checked, tokens, column, hidden, torch.zeros_like(used), used)
 
-    @property
-    def stand(self) -> Tensor:
-        """[B, W] int64: the canvas column in whose place each witness stands."""
-        return (self.checked + (self.state.prompt_length - self.request.shift)).clamp(max=self.canvas - 1)
-
-    # --- before a forward pass ---
-
-    def embed(self) -> Tensor:
-        """The canvas, then the witnesses: masks, where logits are shifted copies."""
-        canvas = super().embed()
-        if self.request.shift:
-            place = self.stand[:, :, None].expand(-1, -1, canvas.shape[2])
-            return torch.cat([canvas, canvas.gather(1, place)], dim=1)
-        mask = self.table[self.rules.mask_id]
-        return torch.cat([canvas, mask.expand(self.batch, len(self.witness), -1)], dim=1)
-
-    def attention_layout(self) -> AttentionLayout:
-        """The canvas sees itself; each witness sees the canvas but for what it checks, and itself."""
-        stand, prompt_length = self.stand, self.state.prompt_length
-        hidden = [self.checked + prompt_length, *([stand] if self.request.shift else [])]
-        of_prompt = None
-        if self.request.shift and self.request.cfg_scale > 0:  # a witness may be a copy of the prompt's last token
-            of_prompt = torch.cat([self.columns.expand(self.batch, -1), stand], dim=1) < prompt_length
-            if self.request.given is not None:
-                known = torch.cat([self.real[:, :prompt_length], self.state.fixed], dim=1)
-                of_prompt |= torch.cat([known, known.gather(1, stand)], dim=1)
-        return AttentionLayout(
-            real=self.real,
-            excluded=torch.stack(hidden, dim=2),
-            shared=self.alone,
-            positions=torch.cat([self.places, self.places.gather(1, stand)], dim=1),
-            used=self.checked < self.state.length,
-            of_prompt=of_prompt,
-        )
-
-    # --- after it ---
-
-    def wanted(self) -> Tensor:
+    def wanted(self, state: DecodeState) -> Tensor:
         """The masks of the active block, and the pending tokens that have a witness."""
-        return self.active_masks | self.witnessed()
+        return state.active_masks | state.own.in_check
 
-    def witnessed(self) -> Tensor:
-        """The pending tokens that have a witness."""
-        return self.witnesses.in_check(self.state.length)
+    def most_wanted(self, length: int) -> int:
+        """A block, and the witnesses."""
+        return min(super().most_wanted(length) + self.most_checked(length), length)
 
-    def find_slots(self) -> Tensor:
-        """Those of the active block, then one for each witness."""
-        return active_slots(self.state, self.rules, self.checked)
-
-    def new_slots(self) -> Slots:
-        """Those of the active block, then one for each witness."""
-        return new_active_slots(self.state, self.rules, self.request.shift, self.witnesses)
-
-    def fill_slots(self, slots: Slots) -> None:
-        """Those of the active block, then one for each witness."""
-        fill_active_slots(slots, self.state, self.rules, self.witnesses)
-
-    def read_at(self) -> Tensor:
-        """A position with a witness is read there."""
-        usual = self.columns[self.state.prompt_length :] - self.request.shift
-        rows = torch.cat([usual, usual[:1]]).repeat(self.batch, 1)
-        return rows.scatter_(1, self.checked, self.canvas + self.witness.expand_as(self.checked))[:, :-1]
-
-    def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
-        """Edit what its witness contradicts, draft, choose whom the next witnesses check, report."""
-        dispatch.draft_commit(
-            self.state, stats, self.rules, self.bounds, self.witnesses, token_prob, self._slots, self.request.impl
-        )
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        """Edit what its witness contradicts, draft, choose whom the next witnesses check."""
+        dispatch.draft_commit(state, stats, bounds_of(self, state, USUAL_FACTOR), state.own, self.impl)

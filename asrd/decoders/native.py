@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,8 @@ from torch import Tensor
 from asrd.config import AsrdConfig
 from asrd.engine.decoder import BLOCK_FIELDS, SHARED, Decoder
 from asrd.engine.defaults import with_defaults
-from asrd.engine.request import Request
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import Joint, VocabStats, joint_commit_torch, most_confident, new_joint, wanted_slots
+from asrd_kernels import DecodeState, Pool, Rows, Rules, VocabStats, joint_commit_torch, most_confident, write
 
 
 def strategy_of(config: AsrdConfig, adapter: ModelAdapter) -> str:
@@ -58,47 +56,34 @@ class NativeDecoder(Decoder):
             )
         return JointDecoder if strategy_of(config, adapter) == "joint" else QuotaDecoder
 
-    @classmethod
-    def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
-        """All that is looked at are the row's own blocks."""
-        return True, True
 
-    def slots(self) -> Tensor:
-        """The open block's."""
-        return wanted_slots(self.state, self.rules)
-
-    def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
-        """That of a strategy."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Quotas:
+@dataclass
+class Quota(Rows):
     """How many tokens the coming step of each row commits at least: the shares of the block's steps, in order."""
 
-    shares: Tensor  # [steps] int64
+    shares: Tensor  # [B, steps] int64
     made: Tensor  # [B] int64, steps in the open block that had a mask to commit
     block: Tensor  # [B] int64, which block that was
 
-    @classmethod
-    def of(cls, request: Request) -> Quotas:
-        """By the settings. faithful: with LLaDA2.0, no more steps than the text has tokens."""
-        size, config, device = request.rules.block_length, request.config, request.prompt.device
-        steps = int(config.denoising_steps or size)
-        if config.faithful and request.native == "llada2":
-            steps = min(steps, request.asked)
-        shares = torch.full((steps,), size // steps, device=device)
-        shares[: size % steps] += 1
-        none = torch.zeros(len(request.prompt), dtype=torch.int64, device=device)
-        return cls(shares, none, none.clone())
+    def take(self, state: DecodeState) -> Tensor:
+        """[B] the quota of this step, which is counted."""
+        self.made.masked_fill_(state.active != self.block, 0)
+        self.block.copy_(state.active)
+        step = self.made.clamp(max=self.shares.shape[1] - 1)
+        self.made.add_(state.guided.any(1))
+        return self.shares.gather(1, step[:, None])[:, 0]
 
-    def take(self, active: Tensor, drafts: Tensor) -> Tensor:
-        """[B] the quota of this step; active [B] is the open block, drafts [B] whether it has a mask."""
-        self.made.masked_fill_(active != self.block, 0)
-        self.block.copy_(active)
-        quota = self.shares[self.made.clamp(max=len(self.shares) - 1)]
-        self.made.add_(drafts)
-        return quota
+
+def new_quota(state: DecodeState, config: AsrdConfig, adapter: ModelAdapter) -> Quota:
+    """The block length shared out evenly over `denoising_steps`, the first steps taking one more; one token a step
+    where these are not given. faithful: with LLaDA2.0, no more steps than the text has tokens."""
+    size = state.rules.block_length
+    steps = torch.full_like(state.asked, int(config.denoising_steps or size))
+    if config.faithful and adapter.native == "llada2":
+        steps = steps.minimum(state.asked.clamp(min=1))
+    step, steps = torch.arange(size, device=steps.device), steps[:, None]
+    shares = size // steps + (step < size % steps)
+    return Quota(shares.gather(1, step.minimum(steps - 1)), torch.zeros_like(state.step), torch.zeros_like(state.step))
 
 
 class QuotaDecoder(NativeDecoder):
@@ -109,30 +94,24 @@ class QuotaDecoder(NativeDecoder):
         """Settings of joint decoding mean nothing here."""
         check_blocks(config, adapter, joint=False)
 
-    def __init__(self, request: Request, table: Tensor) -> None:
-        super().__init__(request, table)
-        self.strategy, self.faithful = request.config.strategy or "dynamic", request.config.faithful
-        self.quotas = Quotas.of(request)
+    def rows(self, state: DecodeState) -> Quota:
+        """The quota."""
+        return new_quota(state, self.config, self.adapter)
 
-    def wanted(self) -> Tensor:
-        """The open block's masks."""
-        return self.state.guided
-
-    def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
         """The quota, or more of them."""
-        state, masks = self.state, self.state.guided
-        quota = self.quotas.take(state.active, masks.any(1))
-        if self.strategy == "dynamic":
-            confident = masks & (stats.confidence > self.rules.threshold)
-            chosen = confident | most_confident(masks, stats.confidence, quota)
-        elif self.strategy == "static":
-            chosen = most_confident(masks, stats.confidence, quota)
-        else:
+        masks, confidence, quota = state.active_masks, stats.confidence, state.own.take(state)
+        strategy = self.config.strategy or "dynamic"
+        if strategy == "sequential":
             chosen = masks & (masks.cumsum(1) <= quota[:, None])
+        else:
+            chosen = most_confident(masks, confidence, quota)
+        if strategy == "dynamic":
+            chosen |= masks & (confidence > self.rules.threshold)
         provisional = None
-        if self.faithful:
-            provisional = self.in_active_block & (masks & ~chosen).any(1, keepdim=True) & state.inside
-        self.apply(stats.top1, chosen, provisional=provisional)
+        if self.config.faithful:
+            provisional = state.in_active_block & (masks & ~chosen).any(1, keepdim=True)
+        write(state, stats.top1, chosen, provisional=provisional)
 
 
 class JointDecoder(NativeDecoder):
@@ -145,28 +124,28 @@ class JointDecoder(NativeDecoder):
         """Settings of quotas mean nothing here."""
         check_blocks(config, adapter, joint=True)
 
-    def __init__(self, request: Request, table: Tensor) -> None:
-        super().__init__(request, table)
-        self.joint = joint_of(request, self)
+    def rows(self, state: DecodeState) -> Pool:
+        """The pool."""
+        return new_pool(state)
 
     def max_steps(self, length: int) -> int:
         """A block has as many steps as masks, and those without."""
-        return joint_steps(self, length)
+        return joint_steps(self.rules, length)
 
-    def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
+    def wanted(self, state: DecodeState) -> Tensor:
+        """The open block's masks, and the pool."""
+        return state.guided | state.pending
+
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
         """Fill and edit."""
-        joint_commit_torch(self.state, stats, self.rules, self.joint, anchored=False)
+        joint_commit_torch(state, stats, state.own, anchored=False)
 
 
-def joint_of(request: Request, decoder: Decoder) -> Joint:
-    """Joint decoding by the settings."""
-    config = request.config
-    return new_joint(
-        decoder.state, float(config.editing_threshold), int(config.max_post_steps), int(config.num_to_transfer)
-    )
+def new_pool(state: DecodeState) -> Pool:
+    """An empty one."""
+    return Pool(torch.zeros_like(state.pending), torch.zeros_like(state.pending), torch.zeros_like(state.step))
 
 
-def joint_steps(decoder: Decoder, length: int) -> int:
+def joint_steps(rules: Rules, length: int) -> int:
     """The most forward passes of `length` positions."""
-    blocks = length // decoder.rules.block_length + 2
-    return length + blocks * int(decoder.request.config.max_post_steps)
+    return length + (length // rules.block_length + 2) * rules.max_post_steps

@@ -4,15 +4,26 @@ are revoked. The published code has two algorithms of that name, one for LLaDA a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.engine.decoder import SHARED, Decoder
-from asrd.engine.request import Request
-from asrd_kernels import VocabStats, ranks
+from asrd.engine.decoder import SHARED, WHOLE, Decoder
+from asrd.models.adapter import ModelAdapter
+from asrd_kernels import DecodeState, Rows, Rules, VocabStats, ranks, write
 
 DREAM_LEAST = 2  # commits a step, fixed in the code for Dream
+
+
+@dataclass
+class Commits(Rows):
+    """What Saber keeps."""
+
+    block: Tensor  # [B] int64, the last of the blocks so far
+    committed_at: Tensor  # [B, G] confidence of the commit, -inf: none yet
+    before: Tensor  # [B, G] confidence in the step before
 
 
 class SaberDecoder(Decoder):
@@ -39,7 +50,7 @@ class SaberDecoder(Decoder):
     @classmethod
     def block_length(cls, config: AsrdConfig) -> int:
         """The whole canvas for Dream's variant."""
-        return int(config.block_length if config.saber_variant == "llada" else config.max_new_tokens)
+        return int(config.block_length) if config.saber_variant == "llada" else WHOLE
 
     @classmethod
     def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
@@ -47,66 +58,70 @@ class SaberDecoder(Decoder):
         exact = config.faithful and config.saber_variant == "llada"
         return not exact, not exact
 
-    def __init__(self, request: Request, table: Tensor) -> None:
-        super().__init__(request, table)
-        self.on_dream = request.config.saber_variant == "dream"
+    def __init__(self, rules: Rules, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        super().__init__(rules, config, adapter)
+        self.on_dream = config.saber_variant == "dream"
         self.extra_stats = ("token_prob",) if self.on_dream else ()
-        self.least = DREAM_LEAST if self.on_dream else int(request.config.saber_n)
-        self.faithful = request.config.faithful and not self.on_dream
-        self.block = torch.zeros_like(self.state.active)
-        self.committed_at = torch.full_like(self.state.entropy, -torch.inf)  # confidence of the commit, -inf: none yet
-        self.before = torch.zeros_like(self.state.entropy)  # confidence in the step before
+        self.least = DREAM_LEAST if self.on_dream else int(config.saber_n)
+        self.faithful = config.faithful and not self.on_dream
 
-    @property
-    def seen(self) -> Tensor:
+    def rows(self, state: DecodeState) -> Commits:
+        """Nothing is committed yet."""
+        nothing = torch.zeros_like(state.entropy)
+        return Commits(torch.zeros_like(state.active), torch.full_like(nothing, -torch.inf), nothing)
+
+    def seen(self, state: DecodeState) -> Tensor:
         """[B, G] bool: the blocks so far."""
-        return (self.state.block_of <= self.block[:, None]) & self.state.inside
+        return (state.block_of <= state.own.block[:, None]) & state.inside
 
-    def wanted(self) -> Tensor:
+    def wanted(self, state: DecodeState) -> Tensor:
         """Everything in the blocks so far (the faithful one may fill any position)."""
-        seen = self.state.inside if self.faithful else self.seen
-        return seen & ~self.state.done[:, None]
+        seen = state.inside if self.faithful else self.seen(state)
+        return seen & ~state.done[:, None]
 
-    def commit(self, stats: VocabStats, token_prob: Tensor | None = None) -> None:
+    def most_wanted(self, length: int) -> int:
+        """All."""
+        return length
+
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
         """Commit, then revoke."""
-        masked, seen = self.masked, self.seen
+        own, masked, seen = state.own, state.masks, self.seen(state)
         confidence = torch.where(seen, stats.confidence, -torch.inf)
-        drafted = self._draft(masked & seen, confidence)
+        drafted = self._draft(state, masked & seen, confidence)
         number = drafted.sum(1).clamp(min=self.least)
-        first_time = drafted & ~self.committed_at.isfinite() if self.on_dream else drafted
-        self.committed_at.copy_(torch.where(first_time, confidence, self.committed_at))
+        first_time = drafted & ~own.committed_at.isfinite() if self.on_dream else drafted
+        own.committed_at.copy_(torch.where(first_time, confidence, own.committed_at))
 
         committed = (~masked | drafted) & seen
-        weakness = self._fallen(confidence) if token_prob is None else torch.where(drafted, confidence, token_prob)
+        if stats.token_prob is None:
+            weakness = confidence - own.before  # fallen; where one of them is unknown, not finite
+            own.before.copy_(confidence)
+        else:
+            weakness = torch.where(drafted, confidence, stats.token_prob)
         share = (number + 7) // 8
         share = torch.minimum(share if self.on_dream else share.clamp(min=self.least // 2), number - 1)
         revoked = committed & (ranks(weakness, committed & weakness.isfinite()) < share[:, None])
         complete = ~(masked & ~drafted & seen).any(1)
-        self.block.add_(complete & (self.block < (self.state.lengths - 1) // self.rules.block_length))
+        own.block.add_(complete & (own.block < (state.lengths - 1) // self.rules.block_length))
         any_token = torch.ones_like(masked)  # none of them is final until the end
-        self.apply(stats.top1, drafted, revoked & ~complete[:, None], provisional=any_token)
+        write(state, stats.top1, drafted, revoked & ~complete[:, None], provisional=any_token)
 
-    def _draft(self, masks: Tensor, confidence: Tensor) -> Tensor:
+    def _draft(self, state: DecodeState, masks: Tensor, confidence: Tensor) -> Tensor:
         """[B, G] bool: what is committed, masks all of it unless the defect is wanted."""
-        known = self.committed_at.isfinite()
-        mean = self.committed_at.masked_fill(~known, 0).sum(1) / known.sum(1)
+        committed_at = state.own.committed_at
+        known = committed_at.isfinite()
+        mean = committed_at.masked_fill(~known, 0).sum(1) / known.sum(1)
         threshold = torch.where(known.any(1), mean, 1.0)[:, None]
-        sure = masks & (confidence > threshold)
+        confident = masks & (confidence > threshold)
         best = masks & (ranks(confidence, masks, largest=True) < self.least)
         if self.faithful:
-            best = self._best_of_all(masks, confidence)
-        return torch.where(sure.sum(1, keepdim=True) < self.least, best, sure)
+            best = self._best_of_all(state, masks, confidence)
+        return torch.where(confident.sum(1, keepdim=True) < self.least, best, confident)
 
-    def _best_of_all(self, masks: Tensor, confidence: Tensor) -> Tensor:
+    def _best_of_all(self, state: DecodeState, masks: Tensor, confidence: Tensor) -> Tensor:
         """[B, G] bool: the best of the whole canvas, where all but the candidates are equally bad, prompt included."""
-        scores = torch.full_like(self.state.tokens, -torch.inf, dtype=confidence.dtype)
-        scores[:, self.state.prompt_length :] = torch.where(masks, confidence, -torch.inf)
+        scores = torch.full_like(state.tokens, -torch.inf, dtype=confidence.dtype)
+        scores[:, state.prompt_length :] = torch.where(masks, confidence, -torch.inf)
         best = scores.topk(min(self.least, scores.shape[1]), dim=1).indices
         picked = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
-        return picked[:, self.state.prompt_length :]
-
-    def _fallen(self, confidence: Tensor) -> Tensor:
-        """Confidence less that of the step before; where one of them is unknown, not finite."""
-        change = confidence - self.before
-        self.before.copy_(confidence)
-        return change
+        return picked[:, state.prompt_length :]

@@ -5,18 +5,25 @@ LLaDA fills block after block by quota. Dream (`alg`) fills the whole canvas at 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.decoders.plain import PlainDecoder
-from asrd.engine.decoder import SHARED
-from asrd.engine.request import Request
+from asrd.engine.decoder import SHARED, WHOLE, Decoder, random_bits_per_step
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats, most_confident
+from asrd_kernels import DecodeState, Rows, Rules, VocabStats, most_confident
 
 
-class StandardDecoder(PlainDecoder):
+@dataclass
+class Shares(Rows):
+    """What Dream's schedules keep."""
+
+    share: Tensor  # [B, steps] of the masks that each step reveals
+
+
+class StandardDecoder(Decoder):
     """LLaDA's low-confidence remasking, or with `alg` one of Dream's schedules.
 
     LLaDA's: `steps` forward passes are shared out evenly over the blocks and, in each block, its positions evenly over
@@ -62,76 +69,60 @@ class StandardDecoder(PlainDecoder):
     @classmethod
     def block_length(cls, config: AsrdConfig) -> int:
         """The whole canvas for Dream's schedules."""
-        return int(config.block_length) if config.alg is None else int(config.max_new_tokens)
+        return int(config.block_length) if config.alg is None else WHOLE
 
-    def __init__(self, request: Request, table: Tensor) -> None:
-        super().__init__(request, table)
-        self.steps, self.random, self.alg = request.config.steps, request.config.remasking == "random", None
-        lengths, block = self.state.lengths[:, None], self.rules.block_length
-        if request.config.alg is not None:
-            self.alg = request.config.alg
-            self.share = self._shares(float(request.config.eps))
-            self.extra_stats = ("margin",) if self.alg == "topk_margin" else ()
-            return
-        starts = torch.arange(0, request.length, block, device=lengths.device)
-        self.sizes = (lengths - starts).clamp(min=0, max=block)  # [B, blocks]
-        if request.given is not None:
-            number = len(starts)
-            blocks = self.state.inside.new_zeros(len(lengths), number, dtype=torch.int64)
-            self.sizes = blocks.index_add_(1, self.state.block_of, self.state.inside.long())
-        self.steps_in = self.sizes.clamp(min=1)
-        if self.steps is not None:
-            blocks = (lengths + block - 1) // block
-            self.steps_in = self.steps_in.minimum(self.steps // blocks.clamp(min=1))
+    def __init__(self, rules: Rules, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        super().__init__(rules, config, adapter)
+        self.steps, self.alg = config.steps, config.alg
+        self.extra_stats = ("margin",) if self.alg == "topk_margin" else ()
 
     def max_steps(self, length: int) -> int:
         """Dream's schedules take all their steps, even if there are more of them than tokens."""
         return length if self.alg is None else self.steps or length
 
-    def _shares(self, eps: float) -> Tensor:
-        """[B, steps] share of each step; as many steps as tokens of the row where their number is not given."""
-        lengths, device = self.state.budget.tolist(), self.state.lengths.device
-        most = self.steps or self.state.length
-        found = torch.ones(len(lengths), most, device=device)
-        for length in set(lengths) - {0}:
+    def rows(self, state: DecodeState) -> Shares | None:
+        """Dream's: the share of each step; as many steps as tokens of the row where their number is not given."""
+        if self.alg is None:
+            return None
+        found = torch.ones(len(state.budget), self.steps or state.length, device=state.budget.device)
+        for length in set(state.budget.tolist()) - {0}:
             steps = self.steps or length
-            found[self.state.budget == length, :steps] = shares(steps, eps, device)
-        return found
+            found[state.budget == length, :steps] = shares(steps, float(self.config.eps), found.device)
+        return Shares(found)
 
-    def choose(self, masks: Tensor, stats: VocabStats, **asked: Tensor) -> Tensor:
+    def choose(self, state: DecodeState, stats: VocabStats) -> Tensor:
         """The step's number of masks with the highest score; of equals the lower position."""
+        masks = state.active_masks
         if self.alg == "origin":
-            share = self._share().double()[:, None]
-            return masks & (self.random_bits_per_step().double() < share * 2.0**32)
-        if self.alg is None and self.steps is None:  # one token a step
-            return most_confident(masks, self._score(stats, **asked))
-        number = self._quota(masks) if self.alg is None else self._dream_number(masks)
-        return most_confident(masks, self._score(stats, **asked), number)
+            share = self._share(state).double()[:, None]
+            return masks & (random_bits_per_step(state).double() < share * 2.0**32)
+        if self.alg is None:
+            return most_confident(masks, self._score(state, stats), None if self.steps is None else self._quota(state))
+        # in single precision, as Dream computes it
+        return most_confident(masks, self._score(state, stats), (masks.sum(1).float() * self._share(state)).long())
 
-    def _score(self, stats: VocabStats, margin: Tensor | None = None) -> Tensor:
-        if margin is not None:
-            return margin
+    def _score(self, state: DecodeState, stats: VocabStats) -> Tensor:
+        if stats.margin is not None:
+            return stats.margin
         if self.alg == "entropy":
             return -stats.entropy
-        return self.random_bits_per_step().double() if self.random else stats.confidence
+        return random_bits_per_step(state).double() if self.config.remasking == "random" else stats.confidence
 
-    def _quota(self, masks: Tensor) -> Tensor:
-        """[B] how many masks LLaDA commits in this step."""
-        active = self.state.active[:, None]
-        size, steps = self.sizes.gather(1, active).squeeze(1), self.steps_in.gather(1, active).squeeze(1)
-        committed = size - masks.sum(1)
+    def _quota(self, state: DecodeState) -> Tensor:
+        """[B] how many masks LLaDA commits in this step: the block's positions, shared out over its steps."""
+        assert self.steps is not None
+        blocks = -(-state.lengths // self.rules.block_length)
+        size = (state.in_active_block & state.inside).sum(1)
+        steps = size.clamp(min=1).minimum(self.steps // blocks.clamp(min=1))
+        committed = size - state.active_masks.sum(1)
         base, extra = size // steps, size % steps
         early = committed < extra * (base + 1)  # the first steps of the block
         return base + early
 
-    def _dream_number(self, masks: Tensor) -> Tensor:
-        """[B] how many masks Dream commits in this step; in single precision, as Dream computes it."""
-        return (masks.sum(1).float() * self._share()).long()
-
-    def _share(self) -> Tensor:
+    def _share(self, state: DecodeState) -> Tensor:
         """[B] share of the masks that this step reveals."""
-        step = self.state.step.clamp(max=self.share.shape[1] - 1)
-        return self.share.gather(1, step[:, None]).squeeze(1)
+        share = state.own.share
+        return share.gather(1, state.step.clamp(max=share.shape[1] - 1)[:, None])[:, 0]
 
 
 def shares(steps: int, eps: float, device: torch.device) -> Tensor:

@@ -1,23 +1,22 @@
 """`Decoder`: the interface between the loop and a decoder, with the defaults that most decoders share.
 
-Knows the canvas and its roles. Does not know the model, the logits or the rule by which tokens are chosen.
+A decoder has settings and no rows: everything that changes is in the `DecodeState`, so that one object serves any
+number of batches. Has the settings, the embedding table and the adapter; runs no forward pass.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import inspect
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from asrd.config import FIELDS, AsrdConfig
-from asrd.engine.request import Request
-from asrd.engine.scores import Scores, new_scores
 from asrd.models.adapter import ModelAdapter
-from asrd.models.extra_rows import AttentionLayout
-from asrd_kernels import DecodeState, Rules, VocabStats, apply_step, new_state, write_report
+from asrd_kernels import DecodeState, Rows, Rules, VocabStats, resolve_impl, write
 from asrd_kernels.philox import random_bits
 
 ASRD_FIELDS = frozenset({
@@ -32,75 +31,71 @@ BLOCK_FIELDS = frozenset({
     "strategy", "denoising_steps", "editing_threshold", "max_post_steps", "num_to_transfer", "boundary",
 })  # fmt: skip
 SHARED = frozenset(FIELDS) - ASRD_FIELDS - BASELINE_FIELDS - BLOCK_FIELDS
+WHOLE = 2**30  # a block length: the whole canvas is one block
 
 
-class Selection(NamedTuple):
-    """N positions whose logits are to be read, each an int64 tensor [N]."""
+class Appended(NamedTuple):
+    """W rows appended to a canvas that does not see them. Each sees the canvas but for a few columns, and itself."""
 
-    row: Tensor  # of the batch
-    position: Tensor  # from 0 to G + extra_rows, where it means nothing
-    source: Tensor | None = None  # row of the body's output [B * L, D] with its logits; None: to be worked out
-    unused: bool = True  # may there be positions that mean nothing?
+    position: Tensor  # [B, W] int64, the generated position that is read at the row, G: none
+    tokens: Tensor  # [B, W] int64
+    column: Tensor  # [B, W] int64, the canvas column whose position id the row has
+    hidden: Tensor  # [B, W, E] int64, the canvas columns that it does not see, -1: none
+    shared: Tensor  # [B, W] bool: is seen by the other appended rows
+    used: Tensor  # [B, W] bool: must be computed; the first ones of a row
 
 
-class Decoder(ABC):
+class Decoder:
     """Edits the canvas: before each forward pass its embeddings, after it its tokens.
 
-    Positions of [B, G] tensors are the generated ones. Only `commit` must be written; the class attributes say what the
-    decoder is like.
+    A decoder that drafts and does no more overrides `choose`. Flags are [B, G] over the generated positions; the class
+    attributes say what the decoder is like.
     """
 
     reads: frozenset[str] = SHARED  # the settings that change what it does; others are logged as without effect
-    extra_stats: tuple[str, ...] = ()  # beyond VocabStats: "margin", "token_prob"; keywords of `commit`
-    extra_rows = 0  # of the forward, behind the canvas, whose statistics are columns G, G + 1, ...
+    extra_stats: tuple[str, ...] = ()  # beyond top-1, confidence and entropy: "margin", "token_prob"
     cacheable = True  # a KV cache may stand in for what is outside the active block
     full_attention = True  # it can decode with a model of full attention
     on_blocks = False  # it can decode with a block-diffusion model
-    edits_embeddings = False  # on such a model: `embed_at` is not clean
     probes = False  # the embeddings of pending tokens are changed in the forward pass that checks them
     capturable = True  # a step changes tensors in place and reads none back, so that it can become a CUDA graph
 
-    rules: Rules
-    state: DecodeState
-    scores: Scores | None  # where log-probabilities are asked for
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, wanted in (("commit", ["state", "stats"]), ("choose", ["state", "stats"]), ("embed", ["state"])):
+            if name in vars(cls) and list(inspect.signature(vars(cls)[name]).parameters)[1 : 1 + len(wanted)] != wanted:
+                arguments = ", ".join(["self", *wanted])
+                raise TypeError(f"{cls.__name__}.{name}: expected {name}({arguments})")
 
-    def __init__(self, request: Request, table: Tensor) -> None:
-        """Everything of each row as it is before its first step.
+    def __init__(self, rules: Rules, config: AsrdConfig, adapter: ModelAdapter) -> None:
+        """config: the settings, those that were not given filled in."""
+        self.rules, self.config, self.adapter = rules, config, adapter
+        self.table, self.shift = adapter.table.detach(), adapter.shift
+        self.impl = resolve_impl(config.impl, self.table.device)
 
-        What is kept of a row from step to step must be in tensors that are made here, with one dimension as long as
-        there are rows: the engine finds these, and so moves rows from one decoder into another of the same kind.
-        """
-        self.request, self.rules, self.table = request, request.rules, table
-        precision = torch.promote_types(table.dtype, torch.float32)
-        self.state = new_state(
-            request.prompt,
-            request.length,
-            request.rules,
-            precision,
-            request.lengths,
-            request.offsets,
-            request.given,
-        )
-        self.scores = new_scores(self.state) if request.config.logprobs else None
+    @cached_property
+    def with_given(self) -> Decoder:
+        """The same for requests of which some tokens are given."""
+        return type(self)(replace(self.rules, given=True), self.config, self.adapter)
 
     @classmethod
     def variant(cls, config: AsrdConfig, adapter: ModelAdapter) -> type[Decoder]:
         """The class that decodes with this model: this one, unless block-diffusion models have one of their own."""
         return cls
 
-    @classmethod  # noqa: B027 - most have nothing to refuse
+    @classmethod
     def check(cls, config: AsrdConfig, adapter: ModelAdapter) -> None:
         """Raise ValueError if the decoder cannot run with these settings on this model. What is not given is None."""
 
-    @classmethod  # noqa: B027
+    @classmethod
     def check_length(cls, config: AsrdConfig, length: int) -> None:
         """Raise ValueError if `length` tokens cannot be decoded with these settings."""
 
     @classmethod
     def pads(cls, config: AsrdConfig) -> tuple[bool, bool]:
-        """May the canvas be longer than a row, in front of its prompt and behind its last token, with nothing of the
-        row decided otherwise? Behind it, `state.inside` is False, tokens are pads, and none of them may count."""
-        return True, False
+        """May the canvas be longer than a row, before its prompt and after its last token, with nothing of the
+        row decided otherwise? After it, `state.inside` is False, tokens are pads, and none of them may count."""
+        return True, True
 
     @classmethod
     def unread(cls, config: AsrdConfig) -> frozenset[str]:
@@ -109,130 +104,54 @@ class Decoder(ABC):
 
     @classmethod
     def block_length(cls, config: AsrdConfig) -> int:
-        """Length of the blocks in which the canvas is filled from left to right."""
+        """Length of the blocks in which the canvas is filled from left to right; WHOLE: there is one."""
         return int(config.block_length)
 
     def max_steps(self, length: int) -> int:
-        """After how many forward passes a row of so many tokens is done."""
+        """The most steps of a row of this many tokens; one that still has masks then is ended with them."""
         return length
 
-    def rows_moved(self) -> None:  # noqa: B027 - most derive everything when asked
-        """Rows of the state have been replaced: bring up to date, in place, what was derived from them."""
+    def rows(self, state: DecodeState) -> Rows | None:
+        """What it keeps of each row besides the state, before the first step: `state.own` from then on."""
+        return None
 
     # --- before a forward pass ---
 
-    def embed(self) -> Tensor:
-        """Embeddings [B, N, D] of the coming forward pass, the canvas first: clean, and nothing else, unless
-        overridden; what follows it needs an attention layout."""
-        return F.embedding(self.state.tokens, self.table)
+    def embed(self, state: DecodeState) -> Tensor:
+        """Embeddings [B, L, D] of the canvas; clean unless overridden."""
+        return F.embedding(state.tokens, self.table)
 
-    def embed_at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """On a block-diffusion model: embeddings [R, BL, D] of the open block of these rows [R], which is in `columns`
-        [R, BL] of the canvas. Clean unless overridden, and then with `edits_embeddings`."""
-        return F.embedding(self.state.tokens[rows[:, None], columns], self.table)
-
-    def checks(self) -> Tensor | None:
-        """[B] bool, on a block-diffusion model: the rows whose coming pass reads no mask, only tokens whose embeddings
-        are probed, or witnesses of tokens; if all of them stand, the next block opens with nothing else changed. None:
-        there are none."""
-        return None
-
-    def witness_positions(self) -> Tensor | None:
-        """[B, W] int64, on a block-diffusion model: the positions of the open block that the coming pass reads at a
-        witness, a mask in their place that sees all but the token there; first those, then G for each that is not used.
-        None: there are no witnesses."""
-        return None
-
-    def held(self) -> list[Tensor]:
-        """On a block-diffusion model: what of a row must be restored where a step is made by other rows only, besides
-        what a done row keeps anyway. Flags [B, G] say what is open."""
-        state = self.state
-        return [state.pending, state.guided, state.tokens, state.entropy, state.active, state.done]
-
-    def attention_layout(self) -> AttentionLayout | None:
-        """Attention layout of the coming forward pass; None: full attention over the canvas."""
+    def append(self, state: DecodeState) -> Appended | None:
+        """Rows that the forward pass has besides the canvas, the same number in each."""
         return None
 
     # --- after it ---
 
-    def wanted(self) -> Tensor:
-        """[B, G + extra_rows] bool: whose statistics `commit` wants; by default those of the active block's masks."""
-        return self.state.guided | self.state.pending
+    def wanted(self, state: DecodeState) -> Tensor:
+        """The positions whose statistics `commit` wants."""
+        return state.active_masks
 
-    def read_at(self) -> Tensor | None:
-        """[B, G] int64: the row of the forward pass at which each generated position is read; None: the usual one."""
+    def most_wanted(self, length: int) -> int:
+        """How many positions of a row of this many tokens may be wanted in a step."""
+        return min(self.rules.block_length, length)
+
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        """Apply the statistics of the wanted positions to the state, in place."""
+        write(state, stats.top1, self.choose(state, stats) & state.active_masks)
+
+    def choose(self, state: DecodeState, stats: VocabStats) -> Tensor:
+        """[B, G] bool: the masks of the active block that become `stats.top1`, at least one in each row that is not
+        done."""
+        raise NotImplementedError(f"{type(self).__name__} has neither `choose` nor a `commit` of its own")
+
+    def checks(self, state: DecodeState) -> Tensor | None:
+        """[B] bool, in block diffusion: the rows whose coming pass reads no mask and only checks tokens, so that if all
+        of them stand the next block opens and nothing else changes. None: there are none."""
         return None
 
-    def witnessed(self) -> Tensor | None:
-        """[B, G] bool: the committed tokens that are read at a row that does not see them; None: no token is."""
-        return None
 
-    def canvas_position(self, chosen: Selection) -> Tensor:
-        """[N] the generated position that the statistics of each chosen one speak of, G for none."""
-        return chosen.position.clamp(max=self.state.length)
-
-    def slots(self) -> Tensor:
-        """`wanted` in a fixed number of slots: [B, W] int64 positions, G + extra_rows where a slot is unused."""
-        wanted = self.wanted()
-        columns = torch.arange(wanted.shape[1], device=wanted.device)
-        return torch.where(wanted, columns, wanted.shape[1])
-
-    def slot_indices(self) -> Selection:
-        """The slots as B * W positions."""
-        slots = self.slots()
-        row = torch.arange(slots.shape[0], device=slots.device).repeat_interleave(slots.shape[1])
-        return Selection(row, slots.flatten())
-
-    def tokens_to_score(self) -> Tensor:
-        """[B, G + extra_rows] the token ids whose probability is "token_prob"; by default the committed tokens."""
-        return self.state.generated
-
-    @abstractmethod
-    def commit(self, stats: VocabStats, *args: Any, **asked: Any) -> None:
-        """Apply the statistics [B, G + extra_rows] of the wanted positions, and those asked for by name."""
-
-    def report(self, stats: VocabStats) -> None:
-        """After `commit`: write to `state.report` what the host is to learn of the step."""
-        write_report(self.state, stats)
-
-    # --- for use in `commit` ---
-
-    @property
-    def masked(self) -> Tensor:
-        """[B, G] bool: the masks."""
-        return self.state.generated == self.rules.mask_id
-
-    @property
-    def active_masks(self) -> Tensor:
-        """[B, G] bool: the masks of the active block."""
-        guided = self.state.guided
-        return guided if self.rules.scope == "block" else guided & self.in_active_block
-
-    @property
-    def in_active_block(self) -> Tensor:
-        """[B, G] bool: the leftmost block that has a mask."""
-        return self.state.block_of == self.state.active[:, None]
-
-    def apply(
-        self,
-        top1: Tensor,
-        drafted: Tensor,
-        revoked: Tensor | None = None,
-        provisional: Tensor | None = None,
-        edited: Tensor | None = None,
-    ) -> None:
-        """End the step: commit `top1` where `drafted`, mask again where `revoked`, end the rows that are complete.
-
-        A position that is both is committed and revoked. provisional: tokens that may still be revoked or edited. They
-        are streamed as drafts and no text ends with them; a row without masks is done nevertheless. edited: tokens that
-        `top1` replaces in place. Everything is [B, G]; done rows do not change.
-        """
-        apply_step(self.state, self.rules, top1, drafted, revoked, provisional, edited)
-
-    def random_bits_per_step(self) -> Tensor:
-        """[B, G] int64, 32 random bits for each position and step, independent of the batch."""
-        state = self.state
-        readout = self.request.readout
-        row, seeds = (key[:, None].expand_as(state.guided) for key in (readout.row_ids, readout.seeds))
-        step = (state.step + 1)[:, None].expand_as(row)
-        return random_bits(seeds, row, state.positions.expand_as(row), step, 1)[..., 0]
+def random_bits_per_step(state: DecodeState) -> Tensor:
+    """[B, G] int64, 32 random bits for each position and step, independent of the batch."""
+    position = state.positions.expand_as(state.guided)
+    seed, row, step = (key[:, None].expand_as(position) for key in (state.seeds, state.row_ids, state.step + 1))
+    return random_bits(seed, row.contiguous(), position, step, 1)[..., 0]

@@ -1,264 +1,246 @@
-"""`Request`: prompts and settings, checked and on the device, ready for the loop; `stack` puts several on one canvas.
+"""`Request`: one text, from the call to its result; `new_requests`, the one function that builds and checks them, and
+`new_decoder`, which turns settings into the numbers of a step.
 
-Knows what a valid prompt is and turns names and ids into numbers. Runs no step and changes nothing.
+Knows what a valid prompt is and turns names and ids into numbers. Runs no step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from asrd.config import AsrdConfig
-from asrd.engine.canvas import given_part, is_dense
+from asrd.engine.decoder import Decoder
 from asrd.engine.defaults import with_defaults
+from asrd.engine.stopping import Stop, new_stop
 from asrd.models.adapter import ModelAdapter
 from asrd.models.special_ids import SpecialIds, check_id, special_ids
-from asrd_kernels import Impl, Readout, Rules, resolve_impl
+from asrd_kernels import Rules, text_ends
 from asrd_kernels.philox import as_int64
 
 if TYPE_CHECKING:
+    from asrd.engine.batch import Batch
+    from asrd.engine.scores import TokenScores
     from asrd.engine.shaping import Shaping
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Request:
-    """B prompts of P positions, each to be continued by `length` tokens or its own number of them."""
+    """One text: what was asked for, where it runs, and what has become of it. The engine's users see `index`, `done`,
+    `kept` and `result`.
 
-    prompt: Tensor  # [B, P] int64
-    attention: Tensor | None  # [B, P + G] int64 of 0 and 1, None where no row is padded
-    positions: Tensor | None  # [B, P + G] int64, None where no row is padded
-    length: int  # G
-    shift: int  # 1 where the logits of a position are one row earlier
-    config: AsrdConfig  # the settings as they were given, for what only one decoder looks at
-    cfg_scale: float
-    rules: Rules
-    readout: Readout
-    impl: Impl
-    kv_cache: Literal["prefix", "dual"] | None = None
-    kv_refresh: int | None = None  # steps from one full forward of a row to the next, at most; None: as its blocks say
-    lengths: Tensor | None = None  # [B] int64, new tokens of each row, 0: no row is there; None: G in every row
-    given: Tensor | None = None  # [B, G] int64, what the generated part holds at first, masks apart; None: masks only
-    allowed: Tensor | None = None  # [B, G + 1] int64, which of the sets of `shaping` holds where; 0: any token
-    width: int = 0  # of the logits
-    shaping: Shaping | None = None  # what is done to logits before statistics; None: nothing
-    starts: Tensor | None = None  # [B] int64, real tokens of each prompt, on block-diffusion models
-    native: str = ""  # whose decoder is native to such a model: "sdar", "llada2", "llada21"
-
-    @property
-    def asked(self) -> int:
-        """How many new tokens the caller wants: `length`, which block-diffusion models round up to whole blocks."""
-        return int(self.config.max_new_tokens)
-
-    @property
-    def offsets(self) -> Tensor | None:
-        """[B] how far each prompt reaches into the first block that is decoded; None: blocks begin behind it."""
-        return None if self.starts is None else self.starts % self.rules.block_length
-
-    def take(self, rows: Tensor) -> Request:
-        """These rows alone, as copies."""
-        attention, positions, lengths, starts, given, allowed = (
-            None if values is None else values[rows]
-            for values in (self.attention, self.positions, self.lengths, self.starts, self.given, self.allowed)
-        )
-        readout = replace(self.readout, row_ids=self.readout.row_ids[rows], seeds=self.readout.seeds[rows])
-        return replace(
-            self,
-            prompt=self.prompt[rows],
-            attention=attention,
-            positions=positions,
-            lengths=lengths,
-            starts=starts,
-            given=given,
-            allowed=allowed,
-            readout=readout,
-        )
-
-
-def prepare(
-    adapter: ModelAdapter,
-    config: AsrdConfig,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    row_ids: Any = None,
-    tokenizer: Any = None,
-    first: int | None = None,
-) -> Request:
-    """Check everything that can be wrong with a call; raise ValueError before the first forward.
-
-    first: the column of the prompt at which the generated part begins, the same in all rows; max_new_tokens then counts
-    from there. None: it begins behind the prompt.
+    Requests with the same decoder, shaping and canvas share a batch.
     """
+
+    index: int
+    decoder: Decoder = None  # type: ignore[assignment]  # of a request that was refused
+    prompt: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [P], without padding
+    text: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))  # [G]: masks, and what was given
+    asked: int = 0  # tokens that the caller wants; block-diffusion models decode whole blocks
+    row_id: int = 0  # keys the sampling noise ...
+    seed: int = 0  # ... together with this
+    shaping: Shaping | None = None  # what is done to logits before statistics
+    allowed: Tensor | None = None  # [G] int64, which of the sets of `shaping` holds where
+    stop: Stop | None = None  # what may end it besides its EOS and its length
+    canvas: tuple[int, int] | None = None  # prompt and generated positions of the canvas it must have; None: any
+    # while it runs
+    batch: Batch | None = field(default=None, repr=False)
+    slot: int = -1  # its row of the batch
+    passes: int = 0  # steps of its batch since it came
+    # what has become of it
+    tokens: list[int] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)  # by the names of `asrd_kernels.COUNTERS`
+    scores: TokenScores | None = None  # [n] each, of the tokens, where they were asked for
+    unreadable_at: int = 0  # the step at which it ended because its logits could not be read; 0: none
+    result: Any = None
+
+    @property
+    def rules(self) -> Rules:
+        """The numbers of its decoder."""
+        return self.decoder.rules
+
+    @property
+    def length(self) -> int:
+        """G, the generated positions."""
+        return len(self.text)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Tokens of the prompt, and of the answer."""
+        return len(self.prompt), self.length
+
+    @property
+    def done(self) -> bool:
+        """Has it ended?"""
+        return self.result is not None
+
+    @property
+    def kept(self) -> int | None:
+        """Tokens of its text, as soon as a stop string or criterion has ended it."""
+        return None if self.stop is None else self.stop.kept
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text."""
+        return None if self.stop is None else self.stop.string
+
+    @property
+    def given(self) -> Tensor:
+        """[n] bool: which of its tokens were given."""
+        return self.text[: len(self.tokens)] != self.rules.mask_id
+
+    def end_of_text(self) -> int | None:
+        """How many of its tokens the text has, if it ended by EOS, stop string or criterion."""
+        if self.kept is not None:
+            return self.kept
+        ends = text_ends(torch.tensor(self.tokens, dtype=torch.int64), self.rules.eos_ids, self.given)
+        return int(ends.long().argmax()) + 1 if bool(ends.any()) else None
+
+
+def new_decoder(decoder: type[Decoder], config: AsrdConfig, adapter: ModelAdapter, tokenizer: Any = None) -> Decoder:
+    """A decoder with these settings on this model; those that were not given filled in."""
     config = with_defaults(config, adapter)
-    impl = resolve_impl(config.impl, adapter.table.device)
-    ids = special_ids(adapter, config, tokenizer)
-    prompt = _checked_prompt(adapter, input_ids)
-    batch, device, length = prompt.shape[0], prompt.device, int(config.max_new_tokens)
-    mask = _checked_mask(prompt, attention_mask, ids.pad)
+    return decoder(_rules(config, adapter, special_ids(adapter, config, tokenizer), decoder), config, adapter)
+
+
+def new_requests(
+    decoder: Decoder,
+    config: AsrdConfig,
+    input_ids: Any,
+    attention_mask: Any = None,
+    row_ids: Any = None,
+    criteria: Sequence[Callable[..., Any]] = (),
+    tokenizer: Any = None,
+) -> list[Request]:
+    """One request for each row of `input_ids` [B, P], everything that can be wrong with it checked: raises ValueError
+    before the first forward.
+
+    The generated part of a row begins at its first mask. What stands after that and is no mask is given: the model
+    reads it, it stays as it is, and it is never drafted, verified or edited.
+    """
+    adapter, mask_id = decoder.adapter, decoder.rules.mask_id
+    prompts = _checked_prompt(adapter, input_ids)
+    mask = _checked_mask(prompts, attention_mask, decoder.rules.pad_id)
     if mask is not None:
         adapter.require_padding()
-    lengths = starts = None
-    if adapter.block_length is not None:
-        block = int(config.block_length)
-        starts = torch.full((batch,), prompt.shape[1], device=device) if mask is None else mask.sum(1)
-        lengths = (starts + length + block - 1) // block * block - starts
-        length = int(lengths.max())
-    if length < 1:
+    keys = _checked_row_ids(row_ids, len(prompts))
+    padding = [0] * len(prompts) if mask is None else (mask == 0).sum(1).tolist()
+    rows = [row[begin:] for row, begin in zip(prompts, padding, strict=True)]
+    firsts = [[*(row == mask_id).tolist(), True].index(True) for row in rows]
+    some_given = any(first < len(row) for first, row in zip(firsts, rows, strict=True))
+    decoder = decoder.with_given if some_given else decoder
+    found: list[Request] = []
+    for index, (row, first) in enumerate(zip(rows, firsts, strict=True)):
+        own = _own_config(decoder, config, len(row) - first, some_given)
+        asked = int(own.max_new_tokens)
+        _check_length(adapter, own, prompts.shape[1], len(row), first, some_given)
+        length = asked
+        if adapter.block_length is not None:
+            length += -(first + asked) % decoder.rules.block_length
+        text = torch.cat([row[first:], torch.full((length - (len(row) - first),), mask_id)])
+        request = Request(index, decoder, row[:first], text, asked, keys[index], as_int64(int(own.seed)))
+        request.stop = _stop(request, own, criteria, tokenizer)
+        found.append(request)
+    return found
+
+
+def _own_config(decoder: Decoder, config: AsrdConfig, known: int, some_given: bool) -> AsrdConfig:
+    """The settings of a row with this many ids from its first mask on; max_new_tokens counts from there."""
+    found = with_defaults(config, decoder.adapter)
+    if some_given:
+        found.max_new_tokens = known + int(config.max_new_tokens or 0)
+        if found.max_new_tokens == 0:
+            raise ValueError(
+                "max_new_tokens=0 and a row of the prompt without a mask: there is nothing to generate;"
+                " give max_new_tokens of at least 1"
+            )
+    found.block_length = decoder.rules.block_length
+    decoder.check_length(found, int(found.max_new_tokens))
+    return found
+
+
+def _check_length(
+    adapter: ModelAdapter, config: AsrdConfig, width: int, real: int, first: int, some_given: bool
+) -> None:
+    """Raise ValueError if a row of `real` ids, its first mask at `first`, in prompts `width` wide, is too long."""
+    asked, name = int(config.max_new_tokens), type(adapter.model).__name__
+    if asked < 1:
         raise ValueError(
-            f"max_new_tokens={length} is out of range: expected at least 1 (0 only fills the masks of a prompt)"
+            f"max_new_tokens={asked} is out of range: expected at least 1 (0 only fills the masks of a prompt)"
         )
-    width, given = prompt.shape[1], None
-    if first is not None:
-        _check_given(adapter, config, first)
-        length -= width - first
-        given, prompt = given_part(prompt, first, width - first + length, ids.mask), prompt[:, :first]
-    _check_context(adapter, mask, width, length)
-    eos_out = ids.eos if config.logits_eos_inf else ()
-    forbidden = sorted({ids.mask, *eos_out, *(int(t) for t in config.suppress_tokens or ())})
-    for token in forbidden:
-        check_id("suppress_tokens", token, adapter.vocab_size)
-    for token in ids.eot if config.confidence_eos_eot_inf else ():
-        check_id("eot_token_id", token, adapter.vocab_size)
-    forbidden = [token for token in forbidden if token < adapter.capabilities.width]
-    if len(forbidden) >= adapter.capabilities.width:
-        raise ValueError(f"suppress_tokens leaves none of the {adapter.capabilities.width} ids to predict")
-    unconfident = (*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else ()
-    attention = positions = None
-    if mask is not None:
-        attention = torch.cat([mask, mask.new_ones(batch, length)], dim=1)
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
-    length += width - prompt.shape[1]
-    return Request(
-        prompt=prompt,
-        attention=attention,
-        positions=positions,
-        length=length,
-        shift=adapter.shift,
-        config=config,
-        cfg_scale=float(config.cfg_scale),
-        rules=replace(_rules(config, ids, length, adapter.block_length is not None), given=given is not None),
-        readout=Readout(
-            forbidden=torch.tensor(forbidden, dtype=torch.int64, device=device),
-            row_ids=_checked_row_ids(row_ids, batch, device),
-            seeds=torch.full((batch,), as_int64(int(config.seed)), device=device),
-            unconfident=torch.tensor(unconfident, dtype=torch.int64, device=device) if unconfident else None,
-            temperature=float(config.temperature),
-            top_k=int(config.top_k or 0),
-            top_p=float(config.top_p),
-            min_p=float(config.min_p or 0.0),
-        ),
-        width=adapter.capabilities.width,
-        impl=impl,
-        kv_cache=config.kv_cache,
-        kv_refresh=config.kv_refresh,
-        lengths=lengths,
-        starts=starts,
-        given=given,
-        native="" if starts is None else adapter.native,
-    )
-
-
-def stack(requests: Sequence[Request], config: AsrdConfig, width: int, length: int, size: int, padded: bool) -> Request:
-    """Requests of one row each as the first rows of `size`, the others empty, on a canvas of `width` prompt positions
-    and `length` generated ones.
-
-    The requests have the settings of `config`, whose block length fits the canvas. padded: rows may be shorter than
-    the canvas, in front or behind.
-    """
-    first, device = requests[0], requests[0].prompt.device
-    limits = _limits(config, length, first.starts is not None)
-    mask, missing = first.rules.mask_id, size - len(requests)
-    pad = first.rules.pad_id  # is the mask id only where no text ends early, and then any token fills the canvas
-    rules = replace(first.rules, **limits, pad_id=pad if pad != mask else int(mask == 0))
-    prompt = torch.full((size, width), rules.pad_id, device=device)
-    for row, request in enumerate(requests):
-        prompt[row, width - request.prompt.shape[1] :] = request.prompt[0]
-    attention = positions = None
-    if padded:
-        begin = [width - request.prompt.shape[1] for request in requests] + [0] * missing
-        end = [width + request.length for request in requests] + [width + length] * missing
-        column = torch.arange(width + length, device=device)
-        first_column, last_column = torch.tensor([begin, end], device=device)[..., None]
-        attention = ((column >= first_column) & (column < last_column)).long()
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
-    given = allowed = None
-    if first.given is not None:
-        given = torch.full((size, length), mask, device=device)
-    if first.allowed is not None:
-        allowed = torch.zeros(size, length + 1, dtype=torch.int64, device=device)
-    for row, request in enumerate(requests):
-        if given is not None and request.given is not None:
-            given[row, : request.length] = request.given[0]
-        if allowed is not None and request.allowed is not None:
-            allowed[row, : request.length] = request.allowed[0, :-1]
-    starts = [request.prompt.shape[1] for request in requests]
-    none = torch.zeros(missing, dtype=torch.int64, device=device)
-    row_ids = torch.cat([*(request.readout.row_ids for request in requests), none])
-    seeds = torch.cat([*(request.readout.seeds for request in requests), none])
-    return replace(
-        first,
-        prompt=prompt,
-        attention=attention,
-        positions=positions,
-        length=length,
-        lengths=torch.tensor([request.length for request in requests] + [0] * missing, device=device),
-        starts=None if first.starts is None else torch.tensor(starts + [0] * missing, device=device),
-        given=given,
-        allowed=allowed,
-        config=config,
-        rules=rules,
-        readout=replace(first.readout, row_ids=row_ids, seeds=seeds),
-    )
-
-
-def _rules(config: AsrdConfig, ids: SpecialIds, length: int, blocks: bool) -> Rules:
-    return Rules(
-        mask_id=ids.mask,
-        pad_id=ids.pad,
-        eos_ids=ids.eos,
-        **_limits(config, length, blocks),
-        one_block=blocks,
-        threshold=float(config.threshold),
-        alpha=float(config.alpha),
-        beta=float(config.beta),
-        scope=config.scope,
-        revoked_history=config.revoked_history,
-        anchor_eos=config.anchor_eos,
-        verify=config.verify,
-        magnitude=config.magnitude,
-        probe=config.probe,
-        early_stop=config.early_stop,
-    )
-
-
-def _limits(config: AsrdConfig, length: int, blocks: bool) -> dict[str, Any]:
-    """The rules that need be no larger than the canvas; blocks: those of the model, and of no other length."""
-    return {
-        "block_length": int(config.block_length) if blocks else min(int(config.block_length), length),
-        "window": min(int(config.window), length + 1),  # no run is longer than the budget
-        "capacity": min(int(config.capacity), length),  # no position is promoted twice
-    }
-
-
-def _check_given(adapter: ModelAdapter, config: AsrdConfig, first: int) -> None:
-    name = type(adapter.model).__name__
-    if adapter.block_length is not None:
+    if some_given and adapter.block_length is not None:
         raise ValueError(f"masks in the prompt: {name} is a block-diffusion model, which fills blocks in order only")
     if first == 0 and adapter.shift:
         raise ValueError(
             f"the prompt begins with a mask, but {name} predicts a token at the position before it:"
             " put a token, such as the tokenizer's BOS, in front"
         )
+    longest, new = real if adapter.takes_positions else width, first + asked - real
+    if adapter.block_length is not None:
+        new += -(first + asked) % int(config.block_length)
+    limit = adapter.context_length
+    if limit is not None and longest + new > limit:
+        shorter = f" or give max_new_tokens of at most {limit - longest}" if longest < limit else ""
+        raise ValueError(
+            f"prompt of {longest} tokens plus max_new_tokens={new} is {longest + new}, over the model's context"
+            f" of {limit}: shorten the prompt{shorter}"
+        )
+
+
+def _stop(request: Request, config: AsrdConfig, criteria: Sequence[Callable[..., Any]], tokenizer: Any) -> Stop | None:
+    """What may end it besides its EOS and its length; stop strings count after the last token that was given."""
+    given = (request.text != request.rules.mask_id).nonzero().flatten().tolist()
+    ends = request.rules.eos_ids if request.rules.early_stop else ()
+    begin = given[-1] + 1 if given else 0
+    return new_stop(config.stop_strings, criteria, request.prompt, tokenizer, ends, begin, request.asked)
+
+
+def _rules(config: AsrdConfig, adapter: ModelAdapter, ids: SpecialIds, decoder: type[Decoder]) -> Rules:
+    """The numbers of a step, checked."""
+    width = adapter.capabilities.width
+    eos_out = ids.eos if config.logits_eos_inf else ()
+    forbidden = sorted({ids.mask, *eos_out, *(int(t) for t in config.suppress_tokens or ())})
+    for token in forbidden:
+        check_id("suppress_tokens", token, adapter.vocab_size)
+    for token in ids.eot if config.confidence_eos_eot_inf else ():
+        check_id("eot_token_id", token, adapter.vocab_size)
+    forbidden = [token for token in forbidden if token < width]
+    if len(forbidden) >= width:
+        raise ValueError(f"suppress_tokens leaves none of the {width} ids to predict")
+    settings: dict[str, Any] = {name: getattr(config, name) for name in _AS_GIVEN}
+    settings |= {name: float(getattr(config, name)) for name in _FLOATS}
+    return Rules(
+        mask_id=ids.mask,
+        pad_id=ids.pad,
+        eos_ids=ids.eos,
+        forbidden=tuple(forbidden),
+        unconfident=(*ids.eos, *ids.eot) if config.confidence_eos_eot_inf else (),
+        block_length=decoder.block_length(config),
+        one_block=adapter.block_length is not None,
+        top_k=int(config.top_k or 0),
+        min_p=float(config.min_p or 0.0),
+        **settings,
+    )
+
+
+_AS_GIVEN = (
+    "early_stop", "window", "capacity", "scope", "revoked_history", "anchor_eos", "verify", "magnitude", "probe",
+    "max_edits", "max_post_steps", "num_to_transfer",
+)  # fmt: skip
+_FLOATS = (
+    "temperature", "top_p", "cfg_scale", "threshold", "alpha", "beta", "threshold_back", "ratio", "editing_threshold",
+)  # fmt: skip
 
 
 def _require_dense(values: Any, name: str) -> None:
     """Raise ValueError for a tensor that is sparse, nested or on the meta device."""
-    if isinstance(values, Tensor) and not is_dense(values):
+    if isinstance(values, Tensor) and (values.is_meta or values.is_nested or values.layout != torch.strided):
         how = "on the meta device, without values" if values.is_meta else "sparse or nested"
         raise ValueError(f"{name} is {how}: give a dense tensor")
 
@@ -281,7 +263,7 @@ def _checked_prompt(adapter: ModelAdapter, input_ids: Any) -> Tensor:
         raise ValueError(
             f"input_ids has id {low if low < 0 else high}, outside the model's vocabulary of {adapter.vocab_size} ids"
         )
-    return input_ids.to(device=adapter.table.device, dtype=torch.int64)
+    return input_ids.to(device="cpu", dtype=torch.int64)
 
 
 def _checked_mask(prompt: Tensor, attention_mask: Any, pad_id: int) -> Tensor | None:
@@ -311,24 +293,13 @@ def _checked_mask(prompt: Tensor, attention_mask: Any, pad_id: int) -> Tensor | 
     return None if bool(mask.all()) else mask
 
 
-def _check_context(adapter: ModelAdapter, mask: Tensor | None, width: int, length: int) -> None:
-    longest = width if mask is None or not adapter.takes_positions else int(mask.sum(1).max())
-    limit = adapter.context_length
-    if limit is not None and longest + length > limit:
-        shorter = f" or give max_new_tokens of at most {limit - longest}" if longest < limit else ""
-        raise ValueError(
-            f"prompt of {longest} tokens plus max_new_tokens={length} is {longest + length}, over the model's context"
-            f" of {limit}: shorten the prompt{shorter}"
-        )
-
-
-def _checked_row_ids(row_ids: Any, batch: int, device: torch.device) -> Tensor:
+def _checked_row_ids(row_ids: Any, batch: int) -> list[int]:
     if row_ids is None:
-        return torch.arange(batch, device=device)
+        return list(range(batch))
     try:
-        rows = torch.as_tensor(row_ids, device=device)
+        rows = torch.as_tensor(row_ids)
     except (RuntimeError, TypeError, ValueError):
         rows = torch.empty(0)
     if rows.shape != (batch,) or rows.is_floating_point() or bool((rows < 0).any()) or bool((rows >= 2**32).any()):
         raise ValueError(f"row_ids must be {batch} integers from 0 to 2**32 - 1, one a row")
-    return rows.to(torch.int64)
+    return rows.tolist()

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asrd_kernels import DecodeState, Readout, VocabStats
+from asrd_kernels import DecodeState, Rows, VocabStats, id_tensor
+from asrd_kernels.vocab_stats import on_canvas
 
 
 class TokenScores(NamedTuple):
@@ -29,63 +30,57 @@ class TokenScores(NamedTuple):
     edited: Tensor  # int64, how often it was replaced in place
 
 
-@dataclass(frozen=True)
-class Scores:
-    """The scores of a batch, and of the step under way what was read: [B, G + 1], the last column for unused slots."""
+class Reading(NamedTuple):
+    """What a step read, each [B, G], before its commit."""
 
-    kept: TokenScores
     read: Tensor  # bool
+    token: Tensor  # log-probability of the token that stands there
     pick: Tensor  # log-probability of the token that the step would write
-    token: Tensor  # of the token that stands there
-    nats: Tensor
-    before: Tensor  # int64 [B, G], the canvas before the commit
+    top1: Tensor  # int64, that token
+    entropy: Tensor
+    before: Tensor  # int64, the canvas
 
-    def see(self, logits: Tensor, row: Tensor, place: Tensor, readout: Readout, state: DecodeState) -> Tensor:
-        """Note what logits [N, V] say of the tokens on the canvas at (row, place); gives all log-probabilities."""
-        precise = logits.to(self.pick.dtype).index_fill(1, readout.forbidden, -torch.inf)
-        logprobs = precise.log_softmax(1)
-        self.read.zero_()
-        self.read[row, place] = True
-        token = state.generated[row, place.clamp(max=state.length - 1)].clamp(max=logits.shape[1] - 1)
-        self.token[row, place] = logprobs.gather(1, token[:, None]).squeeze(1)
-        return logprobs
 
-    def decide(
-        self, logprobs: Tensor, row: Tensor, position: Tensor, place: Tensor, stats: VocabStats, state: DecodeState
-    ) -> None:
-        """Note the picks; stats [B, N + 1] are at (row, position)."""
-        pick = stats.top1[row, position].clamp(max=logprobs.shape[1] - 1)
-        self.pick[row, place] = logprobs.gather(1, pick[:, None]).squeeze(1)
-        self.nats[row, place] = stats.entropy[row, position]
-        self.before.copy_(state.generated)
+@dataclass
+class Scores(Rows):
+    """The scores of a batch: the fields of `TokenScores`."""
 
-    def settle(self, stats: VocabStats, state: DecodeState, mask: int) -> None:
+    logprob: Tensor
+    last_logprob: Tensor
+    entropy: Tensor
+    step: Tensor
+    revoked: Tensor
+    edited: Tensor
+
+    def settle(self, seen: Reading, state: DecodeState) -> None:
         """After the commit: what was written, checked, revoked, edited."""
-        after, length, kept = state.generated, state.length, self.kept
-        read, was_mask = self.read[:, :length], self.before == mask
-        changed = after != self.before
-        written = read & changed & (after == stats.top1[:, :length])
-        for target, value in ((kept.logprob, self.pick), (kept.entropy, self.nats)):
-            target.copy_(torch.where(written, value[:, :length], target))
-        stands = read & ~changed & ~was_mask
-        last = torch.where(stands, self.token[:, :length], kept.last_logprob)
-        kept.last_logprob.copy_(torch.where(written, self.pick[:, :length], last))
-        kept.step.copy_(torch.where(written, state.step[:, None], kept.step))
-        kept.revoked.add_(changed & (after == mask))
-        kept.edited.add_(written & ~was_mask)
+        after = state.generated
+        changed, was_mask = after != seen.before, seen.before == state.rules.mask_id
+        written = seen.read & changed & (after == seen.top1)
+        stands = seen.read & ~changed & ~was_mask
+        self.logprob.copy_(torch.where(written, seen.pick, self.logprob))
+        self.entropy.copy_(torch.where(written, seen.entropy, self.entropy))
+        last = torch.where(stands, seen.token, self.last_logprob)
+        self.last_logprob.copy_(torch.where(written, seen.pick, last))
+        self.step.copy_(torch.where(written, state.step[:, None], self.step))
+        self.revoked.add_(changed & (after == state.rules.mask_id))
+        self.edited.add_(written & ~was_mask)
 
 
 def new_scores(state: DecodeState) -> Scores:
     """Of a batch before its first step."""
-    batch, length, kind = len(state.tokens), state.length, state.entropy.dtype
-    unknown = state.entropy.new_full((batch, length), torch.nan)
-    none = torch.zeros_like(state.last)
-    wide = state.entropy.new_zeros(batch, length + 1)
-    return Scores(
-        kept=TokenScores(unknown, unknown.clone(), unknown.clone(), none, none.clone(), none.clone()),
-        read=torch.zeros_like(wide, dtype=torch.bool),
-        pick=wide.to(kind),
-        token=wide.clone(),
-        nats=wide.clone(),
-        before=none.clone(),
-    )
+    unknown, none = torch.full_like(state.entropy, torch.nan), torch.zeros_like(state.last)
+    return Scores(unknown, unknown.clone(), unknown.clone(), none, none.clone(), none.clone())
+
+
+def read_logprobs(logits: Tensor, row: Tensor, position: Tensor, stats: VocabStats, state: DecodeState) -> Reading:
+    """What logits [N, V] at (row, position) say of the tokens on the canvas and of the picks."""
+    precise = logits.to(state.entropy.dtype).index_fill(1, id_tensor(state.rules.forbidden, logits.device), -torch.inf)
+    logprobs, place = precise.log_softmax(1), position.clamp(max=state.length - 1)
+
+    def of(tokens: Tensor) -> Tensor:
+        found = logprobs.gather(1, tokens[row, place].clamp(max=logits.shape[1] - 1)[:, None])
+        return on_canvas(found[:, 0], row, position, state)
+
+    read = on_canvas(torch.ones_like(row, dtype=torch.bool), row, position, state)
+    return Reading(read, of(state.generated), of(stats.top1), stats.top1, stats.entropy, state.generated.clone())

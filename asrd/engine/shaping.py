@@ -9,117 +9,105 @@ Rows never influence each other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from asrd.config import FIELDS, NEUTRAL, AsrdConfig
-from asrd.engine.decoder import Decoder, Selection
 from asrd.engine.request import Request
+from asrd_kernels import DecodeState, id_tensor
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """Applied to the logits of the wanted positions, in the order of its fields."""
+    """Applied to the logits of the wanted positions, in the order of its fields. Requests share a batch only if theirs
+    are equal."""
 
     penalty: float = 1.0  # of tokens that the row has elsewhere, as transformers' repetition_penalty; 1: none
     exempt: tuple[int, ...] = ()  # tokens that are never penalised
     processors: tuple[Processor, ...] = ()  # each (ids [N, 0], logits [N, V]) -> logits [N, V]
-    sets: Tensor | None = None  # [S, V] bool, sets of tokens; `Request.allowed` says which one holds where
+    sets: tuple[tuple[int, ...], ...] = ()  # of tokens; `DecodeState.allowed` says which one holds where, 0: none
 
-    def __call__(self, logits: Tensor, chosen: Selection, decoder: Decoder) -> Tensor:
-        """Logits [N, V] of the chosen positions, in float32 or float64."""
+    def __call__(self, logits: Tensor, row: Tensor, position: Tensor, state: DecodeState) -> Tensor:
+        """Logits [N, V] at (row, position), in float32 or float64."""
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        place = decoder.canvas_position(chosen)
         if self.penalty != 1:
-            logits = self._penalised(logits, chosen.row, place, decoder)
+            logits = self._penalised(logits, row, position, state)
         if self.processors:  # they see no token that cannot be predicted
-            logits = logits.index_fill(1, decoder.request.readout.forbidden, -torch.inf)
-        nothing = chosen.row.new_empty(len(logits), 0)
+            logits = logits.index_fill(1, id_tensor(state.rules.forbidden, logits.device), -torch.inf)
+        nothing = row.new_empty(len(logits), 0)
         for processor in self.processors:
             logits = processor(nothing, logits)
-        if self.sets is not None:
-            assert decoder.request.allowed is not None
-            which = decoder.request.allowed[chosen.row, place]
-            logits = logits.masked_fill(~self.sets[which], -torch.inf)
+        if self.sets:
+            which = state.allowed[row, position.clamp(max=state.length - 1)]
+            logits = logits.masked_fill(~set_table(self.sets, logits.shape[1], logits.device)[which], -torch.inf)
         return logits
 
-    def _penalised(self, logits: Tensor, row: Tensor, place: Tensor, decoder: Decoder) -> Tensor:
+    def _penalised(self, logits: Tensor, row: Tensor, position: Tensor, state: DecodeState) -> Tensor:
         """A token counts that stands anywhere in the row, padding left out, but at the position that is asked for."""
-        state, attention = decoder.state, decoder.request.attention
         tokens, counts = state.tokens, logits.new_zeros(len(state.tokens), logits.shape[1])
-        real = torch.ones_like(tokens, dtype=torch.bool) if attention is None else attention.bool()
-        real = real & (tokens != decoder.rules.mask_id) & (tokens < logits.shape[1])
+        real = state.real & (tokens != state.rules.mask_id) & (tokens < logits.shape[1])
         for token in self.exempt:
             real &= tokens != token
         safe = tokens.clamp(max=logits.shape[1] - 1)
         counts.scatter_add_(1, safe, real.to(counts.dtype))
-        column = (place + state.prompt_length).clamp(max=tokens.shape[1] - 1)
+        column = (position + state.prompt_length).clamp(max=tokens.shape[1] - 1)
         own, there = safe[row, column], real[row, column]
         seen = counts[row].scatter_add_(1, own[:, None], -there.to(counts.dtype)[:, None]) > 0
         return torch.where(seen, torch.where(logits > 0, logits / self.penalty, logits * self.penalty), logits)
 
 
-def new_shaping(
-    config: AsrdConfig, request: Request, processors: Sequence[Processor] = (), sets: Tensor | None = None
-) -> Shaping | None:
-    """What settings and arguments ask for; None: nothing."""
-    penalty = float(config.repetition_penalty)
-    if penalty == 1 and not processors and sets is None:
-        return None
-    exempt = (*request.rules.eos_ids, request.rules.pad_id)  # the canvas behind a text is full of them
-    return Shaping(penalty, exempt, tuple(processors), sets)
+@lru_cache(maxsize=32)
+def set_table(sets: tuple[tuple[int, ...], ...], width: int, device: torch.device) -> Tensor:
+    """[S + 1, width] bool: the tokens of each set; those of number 0 are all."""
+    table = torch.zeros(len(sets) + 1, width, dtype=torch.bool)
+    table[0] = True
+    for number, ids in enumerate(sets, 1):
+        table[number, list(ids)] = True
+    return table.to(device)
 
 
-def shaped(
-    request: Request,
-    config: AsrdConfig,
-    processors: Any = None,
-    allowed: Any = None,
-    tokenizer: Any = None,
-    rows: Sequence[int] | None = None,
-) -> Request:
-    """The request with what settings, processors and allowed tokens do to its logits; rows: which of `allowed`."""
-    sets, index = None, None
-    if allowed:
-        sets, index = allowed_sets(request, allowed, tokenizer, rows)
-    found = new_shaping(config, request, own_processors(processors, config), sets)
-    return request if found is None else replace(request, shaping=found, allowed=index)
+def shape(
+    requests: Sequence[Request], config: AsrdConfig, processors: Any = None, allowed: Any = None, tokenizer: Any = None
+) -> None:
+    """Tell these requests what settings, processors and allowed tokens do to their logits."""
+    penalty, own = float(config.repetition_penalty or 1.0), own_processors(processors, config)
+    sets = allowed_sets(requests, allowed, tokenizer) if allowed else ()
+    if penalty == 1 and not own and not sets:
+        return
+    rules = requests[0].rules
+    exempt = (*rules.eos_ids, rules.pad_id)  # the canvas after a text is full of them
+    for request in requests:
+        request.shaping = Shaping(penalty, exempt, tuple(own), sets)
 
 
 # --- allowed tokens ---
 
 
-def allowed_sets(
-    request: Request, allowed: Any, tokenizer: Any = None, rows: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The sets of tokens [S, V] bool, the first of which is all, and which one holds at each position [B, G + 1]."""
-    number = len(request.prompt)
+def allowed_sets(requests: Sequence[Request], allowed: Any, tokenizer: Any = None) -> tuple[tuple[int, ...], ...]:
+    """The sets of tokens; `Request.allowed` says which one holds where, 0: none."""
     if isinstance(allowed, Mapping):
-        each = [allowed] * number
+        each = [allowed] * len(requests)
     elif isinstance(allowed, Sequence) and not isinstance(allowed, str):
-        each = [allowed[row] for row in rows] if rows is not None else list(allowed)
+        each = list(allowed)
     else:
         raise ValueError(f"allowed={allowed!r}: expected {{position: ids or strings}}, or a list of such, one a row")
-    if len(each) != number or not all(isinstance(one, Mapping) for one in each):
-        raise ValueError(f"allowed must be one mapping, or {number} of them, one a row")
+    if len(each) != len(requests) or not all(isinstance(one, Mapping) for one in each):
+        raise ValueError(f"allowed must be one mapping, or {len(requests)} of them, one a row")
     found: dict[tuple[int, ...], int] = {}
-    index = torch.zeros(number, request.length + 1, dtype=torch.int64)
-    for row, mapping in enumerate(each):
+    for request, mapping in zip(requests, each, strict=True):
+        index = torch.zeros(request.length, dtype=torch.int64)
         for where, what in mapping.items():
             ids = _token_ids(what, where, request, tokenizer)
             for position in _positions(where, request.length):
-                index[row, position] = found.setdefault(ids, len(found) + 1)
-    sets = torch.zeros(len(found) + 1, request.width, dtype=torch.bool)
-    sets[0] = True
-    for ids, which in found.items():
-        sets[which, list(ids)] = True
-    device = request.prompt.device
-    return sets.to(device), index.to(device)
+                index[position] = found.setdefault(ids, len(found) + 1)
+        request.allowed = index
+    return tuple(found)
 
 
 def _positions(where: Any, length: int) -> Sequence[int]:
@@ -139,10 +127,11 @@ def _token_ids(what: Any, where: Any, request: Request, tokenizer: Any) -> tuple
     values = [what] if isinstance(what, str | int) else list(what) if isinstance(what, Iterable) else None
     if not values or not all(type(value) in (int, str) for value in values):
         raise ValueError(f"allowed[{where!r}]={what!r}: expected token ids or strings, at least one")
+    width = request.decoder.adapter.capabilities.width
     ids = {single_token(value, tokenizer) if isinstance(value, str) else value for value in values}
-    if wrong := [token for token in ids if not 0 <= token < request.width]:
-        raise ValueError(f"allowed[{where!r}] has id {wrong[0]}, outside the model's {request.width} ids")
-    ids -= set(request.readout.forbidden.tolist())
+    if wrong := [token for token in ids if not 0 <= token < width]:
+        raise ValueError(f"allowed[{where!r}] has id {wrong[0]}, outside the model's {width} ids")
+    ids -= set(request.rules.forbidden)
     if not ids:
         raise ValueError(f"allowed[{where!r}]={what!r}: these tokens are suppressed, or the mask; none is left")
     return tuple(sorted(ids))

@@ -21,7 +21,7 @@ class StopStrings:
 
     def __init__(self, tokenizer: Any, strings: Sequence[str]) -> None:
         self.tokenizer, self.strings = tokenizer, tuple(strings)
-        self.checked = 0  # so many tokens contain none
+        self.checked = 0  # this many tokens contain none
         self.found: str | None = None
 
     def __call__(self, tokens: list[int]) -> int | None:
@@ -46,7 +46,7 @@ class Criteria:
     """Ends a text where one of transformers' stopping criteria, or a callable like them, says so.
 
     Each is called as after every single token: with prompt and settled tokens [1, n] and None for the scores. In a step
-    that settles nothing it is called with what there was before, for the sake of those that look at a clock.
+    that settles nothing it is called with what there was before, so that time-based criteria still fire.
     """
 
     def __init__(self, criteria: Sequence[Callable[..., Any]], prompt: Tensor) -> None:
@@ -65,7 +65,7 @@ class Criteria:
 class Stop:
     """The rules that may end one row. `kept`: tokens of its text once one has; `string`: the one that did, if any.
 
-    ends   ids that end the text by themselves: nothing behind the first of them is looked at
+    ends   ids that end the text by themselves: nothing after the first of them is looked at
     begin  position from which stop strings count: text before it was given
     limit  tokens that count at most; None: all
     """
@@ -79,13 +79,18 @@ class Stop:
         limit: int | None = None,
     ) -> None:
         self.limit = limit
-        self.strings, self.criteria, self.ends, self.begin = strings, criteria, frozenset(ends), begin
+        self.rule, self.criteria, self.ends, self.begin = strings, criteria, frozenset(ends), begin
         self.kept: int | None = None
 
     @property
     def string(self) -> str | None:
         """The stop string that ended the text."""
-        return None if self.strings is None or self.kept is None else self.strings.found
+        return None if self.rule is None or self.kept is None else self.rule.found
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """All stop strings."""
+        return () if self.rule is None else self.rule.strings
 
     def __call__(self, settled: list[int]) -> int | None:
         """How many of the settled tokens the text has, if it ends with them; None: it goes on."""
@@ -93,12 +98,12 @@ class Stop:
         last = next((place for place, token in enumerate(settled) if token in self.ends), len(settled))
         tokens = settled[: last + 1]
         found = [self.criteria(tokens)] if self.criteria is not None else []
-        if self.strings is not None and (number := self.strings(tokens[self.begin :])) is not None:
+        if self.rule is not None and (number := self.rule(tokens[self.begin :])) is not None:
             found.append(self.begin + number)
         kept = min((number for number in found if number is not None), default=None)
         if kept is not None:
-            if self.strings is not None and found[-1] != kept:
-                self.strings.found = None  # a criterion was first
+            if self.rule is not None and found[-1] != kept:
+                self.rule.found = None  # a criterion was first
             self.kept = kept
         return kept
 

@@ -23,7 +23,7 @@ from asrd.eval.sandbox import WANTED, Limits, protections
 from asrd.eval.summaries import BERT
 from asrd.eval.tasks import Loaded, load_task
 from asrd.files import write_text
-from asrd.generate import checked_decoder
+from asrd.many import checked_decoder
 from asrd.models import ModelAdapter
 
 log = logging.getLogger("asrd")

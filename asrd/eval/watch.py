@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from asrd.engine.observers.events import EventObserver, Moment, StepEvents, moment_of
 from asrd.engine.observers.flip_flops import FlipFlops
-from asrd.many import Handle
+from asrd.engine.request import Request
 from asrd_kernels import DecodeState
 
 
@@ -32,7 +32,7 @@ class Watch:
         self.seen: dict[int, Seen] = {}
         self.seconds = 0.0  # that watching has taken so far
 
-    def __call__(self, state: DecodeState, handles: tuple[Handle | None, ...]) -> None:
+    def __call__(self, state: DecodeState, handles: tuple[Request | None, ...]) -> None:
         began = time.perf_counter()
         moment = moment_of(state)
         for slot, handle in enumerate(handles):

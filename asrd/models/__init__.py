@@ -11,7 +11,7 @@ conversion   weights that are split or merged while they are loaded
 weights      `load`: a bidirectional model, every weight accounted for, with the right attention implementation
 memory       bytes of a model's weights by precision, from its shapes
 adapter      `ModelAdapter`: one interface to every diffusion model
-extra_rows   `AttentionLayout`: rows behind the canvas, and their attention through transformers' interface
+extra_rows   `AttentionLayout`: appended rows, and their attention through transformers' interface
 special_ids  mask, EOS, pad and end-of-turn ids of a model
 packaged/    the trained models that ship with the package
 """

@@ -37,7 +37,7 @@ class Capabilities:
     split: bool  # LM head can be applied to chosen rows of the body's output
     width: int  # of the logits; at most the table's length
     padding_exact: bool | None = None  # a left-padded row gives the logits of the row alone; None: not tested yet
-    tail_exact: bool | None = None  # so does one with padding behind it; None: not tested yet
+    tail_exact: bool | None = None  # so does one with padding after it; None: not tested yet
     layout: LayoutWay | None = None  # how it takes an attention layout; None: not tested yet
     no_cache_reason: str | None = None  # why it cannot use a KV cache, "" if it can; None: not tested yet
     uncapturable: dict[type, str] = field(default_factory=dict)  # by decoder, why its steps cannot be a CUDA graph
@@ -158,9 +158,11 @@ class ModelAdapter:
         impl: str = "auto",
         way: LayoutWay | None = None,
     ) -> dict[str, Any]:
-        """As `inputs` (position ids and cache apart), for a forward of so many canvas positions and the rows behind the
-        canvas. canvas_mask is the attention mask of the former alone, impl that of our attention for the latter; way:
-        not the model's own but this one."""
+        """As `inputs` (position ids and cache apart), for a forward of `queries` canvas positions and appended rows.
+
+        canvas_mask is the attention mask of the former alone, impl that of our attention for the latter; way: not the
+        model's own but this one.
+        """
         if (way or self.capabilities.layout) == "attention":
             if canvas_mask is not None and canvas_mask.dim() == 2:  # flash: transformers would make it bool
                 canvas_mask = canvas_mask.bool()
@@ -178,7 +180,7 @@ class ModelAdapter:
     def inputs_for_layout(
         self, layout: AttentionLayout, inputs: dict[str, Any], impl: str = "auto", way: LayoutWay | None = None
     ) -> dict[str, Any]:
-        """The arguments of a forward of a whole canvas and the rows behind it; `inputs` are those without such rows."""
+        """The arguments of a forward of a whole canvas and appended rows; `inputs` are those without such rows."""
         given = {"use_cache": inputs["use_cache"]} if "use_cache" in inputs else {}
         mask = inputs.get("attention_mask")
         mask = mask if isinstance(mask, Tensor) else None
@@ -245,7 +247,7 @@ class ModelAdapter:
         if self.block_length is not None:
             return True
         if self.capabilities.tail_exact is None:
-            self.capabilities.tail_exact = self._probe_padding(behind=True)
+            self.capabilities.tail_exact = self._probe_padding(after=True)
         return self.capabilities.tail_exact
 
     def require_padding(self) -> None:
@@ -257,7 +259,7 @@ class ModelAdapter:
             )
 
     def require_attention_layout(self, what: str) -> None:
-        """Raise ValueError unless the model takes rows behind the canvas (`AttentionLayout`); `what` needs them."""
+        """Raise ValueError unless the model takes appended rows (`AttentionLayout`); `what` needs them."""
         if self.capabilities.layout is None:
             self.capabilities.layout = self._probe_layout()
         if self.capabilities.layout != "none":
@@ -336,23 +338,23 @@ class ModelAdapter:
         return True
 
     @torch.no_grad()
-    def _probe_padding(self, behind: bool = False) -> bool:
+    def _probe_padding(self, after: bool = False) -> bool:
         """Whether a left-padded (or right-padded) row gives the logits of the row alone, for any padding token."""
         alone = self.table[self.probe_ids(0)]
         length = alone.shape[1]
         attention = torch.ones(1, length + 1, dtype=torch.int64, device=alone.device)
-        attention[:, length if behind else 0] = 0
+        attention[:, length if after else 0] = 0
         inputs = self.inputs(attention, (attention.cumsum(1) - 1).clamp(min=0))
         wanted = self.body(alone, self.inputs())
         for pad in (alone[:, :1], alone[:, -1:]):
-            found = self.body(torch.cat([alone, pad] if behind else [pad, alone], dim=1), inputs)
-            if not self.close(found[:, :length] if behind else found[:, 1:], wanted):
+            found = self.body(torch.cat([alone, pad] if after else [pad, alone], dim=1), inputs)
+            if not self.close(found[:, :length] if after else found[:, 1:], wanted):
                 return False
         return True
 
     @torch.no_grad()
     def _probe_layout(self) -> LayoutWay:
-        """By which way copies behind a row, each attending to the row without its own original, give the originals'
+        """By which way copies appended to a row, each attending to the row without its original, give the originals'
         logits, and leave the row's own as they are."""
         alone = self.table[self.probe_ids(0)]
         length, wanted = alone.shape[1], self.body(alone, self.inputs())

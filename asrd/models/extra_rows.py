@@ -1,4 +1,4 @@
-"""Rows behind the canvas: which positions they see, and their attention through transformers' own interface.
+"""Rows appended to a canvas: which positions they see, and their attention through transformers' own interface.
 
 The canvas does not see such rows, so its attention is one plain call of whatever implementation the model is configured
 with (SDPA, FlashAttention, eager); only the rows themselves need `leave_one_out_attention`. transformers looks its
@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,37 +33,21 @@ _UNSUPPORTED = ("softcap", "sliding_window", "s_aux", "position_bias")  # keywor
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """W rows behind a canvas of L positions. The canvas sees itself; each row sees the canvas without a few positions,
-    the rows that are shared, and itself."""
+    """W rows appended to a canvas of L positions. The canvas sees itself; each row sees the canvas without a few
+    positions, the rows that are shared, and itself."""
 
     real: Tensor  # [B, L] bool: is not padding
     excluded: Tensor  # [B, W, E] int64: columns that the row does not see; -1: none
-    shared: Tensor  # [B, W] bool: the rows behind the canvas that all of these see
+    shared: Tensor  # [B, W] bool: the appended rows that all of these see
     positions: Tensor  # [B, L + W] int64, position ids
-    used: Tensor | None = None  # [B, W] bool: what is read of the rows behind the canvas, from the left; None: all
-    of_prompt: Tensor | None = None  # [B, L + W] bool: shows a token of the prompt; None: the prompt alone does
 
     @property
     def keys(self) -> Tensor:
-        """[B, L + W] bool: the positions that every row behind the canvas may see."""
+        """[B, L + W] bool: the positions that every appended row may see."""
         return torch.cat([self.real, self.shared], dim=1)
 
-    def of(self, rows: Tensor | None, extra: int) -> AttentionLayout:
-        """That of some rows of the batch [R] (None: of all) and the first `extra` rows behind their canvases."""
-        width = self.real.shape[1] + extra
-        parts = (self.real, self.excluded[:, :extra], self.shared[:, :extra], self.positions[:, :width])
-        return AttentionLayout(*(parts if rows is None else (part[rows] for part in parts)))
-
-    def repeat(self, copies: int) -> AttentionLayout:
-        """For so many copies of the batch."""
-        if copies == 1:
-            return self
-        names = ("real", "excluded", "shared", "positions", "used", "of_prompt")
-        parts = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return replace(self, **{name: torch.cat([value] * copies) for name, value in parts.items()})
-
     def visible(self, queries: int) -> Tensor:
-        """[B, queries + W, L + W] bool: may so many positions of the canvas, and the rows behind it, attend to a
+        """[B, queries + W, L + W] bool: may this many positions of the canvas, and the appended rows, attend to a
         position?"""
         canvas, extra = self.real.shape[1], self.shared.shape[1]
         column = torch.arange(canvas + extra, device=self.real.device)
@@ -94,7 +78,7 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """An attention function of transformers: implementation `under` for the canvas, our own for the rows behind it."""
+    """An attention function of transformers: implementation `under` for the canvas, our own for the appended rows."""
     rows: ExtraRows | None = kwargs.pop(KEYWORD, None)
     attention, seen_module = _implementation(under, module), _Under(module, under)
     if rows is None:

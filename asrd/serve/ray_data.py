@@ -44,7 +44,7 @@ class Decode:
         handles = [self.engine.submit(**request) for request in requests]
         while self.engine.pending:
             self.engine.step()
-        return {"number": numbers, "result": [json.dumps(asdict(handle.result)) for handle in handles]}  # type: ignore[arg-type]
+        return {"number": numbers, "result": [json.dumps(asdict(handle.result)) for handle in handles]}
 
 
 def decode_many(

@@ -58,9 +58,9 @@ class Service:
         self.eos_ids = ids.eos if self.config.early_stop else ()
 
         def make(observer: Observer) -> Engine:
-            return Engine(model, tokenizer, slots, observers=[observer], every_step=False, **settings or {})
+            return Engine(model, tokenizer, slots, observers=[observer], **settings or {})
 
-        self.worker = Worker(make, ids.mask)
+        self.worker = Worker(make)
         self.metrics = Metrics(self)
         self.created = int(time.time())
         self.draining = False

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asrd.engine.observers.events import Moment, moment_of
+from asrd.engine.request import Request
 from asrd.engine.scheduler import Usage
-from asrd.many import Engine, Handle, Result
+from asrd.many import Engine, Result
 from asrd_kernels import DecodeState
 
 log = logging.getLogger("asrd.serve")
@@ -76,7 +77,8 @@ class Ticket:
     settled: bool = False
     steps: bool = False
     _seen: int = field(default=0, repr=False)
-    _handle: Handle | None = field(default=None, repr=False)
+    _step: int = field(default=0, repr=False)
+    _handle: Request | None = field(default=None, repr=False)
 
     @property
     def watched(self) -> bool:
@@ -95,8 +97,8 @@ class Worker:
 
     FAILURES = 3  # in a row, after which the worker is not healthy
 
-    def __init__(self, make: Callable[[Callable[..., None]], Engine], mask_id: int) -> None:
-        self.make, self.mask_id = make, mask_id
+    def __init__(self, make: Callable[[Callable[..., None]], Engine]) -> None:
+        self.make = make
         self.engine = make(self._observe)
         self.usage = Usage()  # as of the last step
         self.spent = Usage()  # of engines before this one
@@ -216,13 +218,13 @@ class Worker:
             batch, self._outbox = self._outbox, []
             self._loop.call_soon_threadsafe(_deliver, batch)
 
-    def _observe(self, state: DecodeState, handles: tuple[Handle | None, ...]) -> None:
+    def _observe(self, state: DecodeState, handles: tuple[Request | None, ...]) -> None:
         """An observer of the engine: what each watched row has become."""
         owners = [None if handle is None else self._tickets.get(handle.index) for handle in handles]
         slots = [slot for slot, ticket in enumerate(owners) if ticket is not None and ticket.watched]
         if not slots:
             return
-        moment, lengths, first = moment_of(state), state.lengths.tolist(), state.settled(self.mask_id).tolist()
+        moment, lengths, first = moment_of(state), state.lengths.tolist(), state.settled.tolist()
         for slot in slots:
             ticket = owners[slot]
             assert ticket is not None
@@ -231,13 +233,11 @@ class Worker:
             if ticket.settled and settled > ticket._seen:
                 self._outbox.append((ticket, Settled(moment.tokens[slot, ticket._seen : settled].tolist())))
                 ticket._seen = settled
-            if ticket.steps:
-                row = moment._replace(done=moment.done[slot : slot + 1])
-                cut = row._replace(
-                    tokens=row.tokens[slot : slot + 1, :length],
-                    pending=row.pending[slot : slot + 1, :length],
-                    trusted=row.trusted[slot : slot + 1, :length],
-                )
+            row = Moment(*(values[slot : slot + 1] for values in moment))
+            if ticket.steps and int(row.step) > ticket._step:  # in block diffusion it may pass over a commit
+                ticket._step = int(row.step)
+                tokens, pending, trusted = (values[:, :length] for values in (row.tokens, row.pending, row.trusted))
+                cut = row._replace(tokens=tokens, pending=pending, trusted=trusted)
                 self._outbox.append((ticket, Stepped(cut, settled)))
 
 

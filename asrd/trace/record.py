@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from asrd.decoders import AsrdDecoder, Decoder
+from asrd.engine.batch import Batch
 from asrd.engine.observers.events import Moment, events_between
 from asrd.engine.observers.inspector import PARTS, Inspector, StepClock
-from asrd.engine.request import Request
 from asrd.trace.edits import edits
 from asrd.trace.schema import VERSION
 from asrd.trace.texts import TokenTexts
@@ -36,12 +36,14 @@ class Held(NamedTuple):
     pending: Tensor
     trusted: Tensor
     done: Tensor
+    step: Tensor
     guided: Tensor
     entropy: Tensor
     ring: Tensor
     active: Tensor
-    counts: Tensor
-    step: Tensor
+    drafted: Tensor
+    revoked: Tensor
+    anchors: Tensor
 
 
 class Read(NamedTuple):
@@ -60,32 +62,36 @@ class Recorder(Inspector):
     A context manager: on exit it writes the last line, with the error if there is one.
     """
 
-    def __init__(self, request: Request, decoder: Decoder, model: str, write: Write, tokenizer: Any = None) -> None:
-        self.request, self.decoder, self.write = request, decoder, write
-        self.clock, self.texts = StepClock(), TokenTexts(tokenizer, request.prompt)
+    def __init__(self, batch: Batch, model: str, write: Write, tokenizer: Any = None) -> None:
+        self.state, self.decoder, self.write = batch.state, batch.decoder, write
+        self.prompt = self.state.tokens[:, : self.state.prompt_length]
+        self.clock, self.texts = StepClock(), TokenTexts(tokenizer, self.prompt)
         self.written = 0
-        self.states: list[Held] = [_hold(decoder.state)]  # one more than there are readings
+        self.states: list[Held] = [_hold(self.state)]  # one more than there are readings
         self.readings: list[Read] = []
         self.write(self._header(model))
 
     def __enter__(self) -> Recorder:
         return self
 
-    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
-        """Remember the wanted positions; their statistics will be in `stats`."""
-        self.wanted, self.stats = decoder.wanted()[:, : decoder.state.length].clone(), stats
-        witnessed = decoder.witnessed()
-        self.witnessed = torch.zeros_like(self.wanted) if witnessed is None else witnessed.clone()
-        self.clock.begin(decoder, stats)
+    def begin(self, decoder: Decoder, state: DecodeState) -> None:
+        """Remember which positions are wanted, and which of them are read at an appended row."""
+        self.wanted, appended = decoder.wanted(state).clone(), decoder.append(state)
+        self.witnessed = torch.zeros_like(self.wanted)
+        if appended is not None:
+            waste = torch.zeros_like(self.wanted[:, :1])
+            self.witnessed = torch.cat([self.witnessed, waste], 1).scatter_(1, appended.position, True)[:, :-1]
+        self.clock.begin(decoder, state)
 
-    def mark(self, part: str) -> None:
+    def mark(self, part: str, stats: VocabStats | None = None) -> None:
         """A part of the step has ended."""
         self.clock.mark(part)
+        if stats is not None:
+            self.stats = stats
 
     def __call__(self, state: DecodeState) -> None:
-        length = state.length
-        top1, confidence, entropy, _ = (values[:, :length].clone() for values in self.stats)
-        self.readings.append(Read(self.wanted, top1, confidence, entropy, self.witnessed))
+        read = (self.stats.top1, self.stats.confidence, self.stats.entropy)
+        self.readings.append(Read(self.wanted, *read, self.witnessed))
         self.states.append(_hold(state))
         if len(self.readings) == CHUNK:
             self._flush()
@@ -99,30 +105,30 @@ class Recorder(Inspector):
         self.write(end)
 
     def _header(self, model: str) -> dict[str, Any]:
-        request, rules, reads = self.request, self.request.rules, self.decoder.reads
-        prompt, width = request.prompt.tolist(), request.prompt.shape[1]
-        padding = torch.zeros(len(prompt)) if request.attention is None else (request.attention[:, :width] == 0).sum(1)
+        state, rules, config = self.state, self.state.rules, self.decoder.config
+        prompt = self.prompt.tolist()
+        settings = config.settings() | {"max_new_tokens": int(state.asked.max())}
         header: dict[str, Any] = {
             "asrd_trace": VERSION,
             "version": metadata.version("asrd"),
             "model": model,
-            "decoder": request.config.decoder,
-            "settings": {name: value for name, value in request.config.settings().items() if name in reads},
+            "decoder": config.decoder,
+            "settings": {name: value for name, value in settings.items() if name in self.decoder.reads},
             "prompt": prompt,
-            "padding": padding.long().tolist(),
-            "length": request.length,
-            "block_length": rules.block_length,
-            "capacity": rules.capacity,
+            "padding": (state.prompt_length - state.starts).tolist(),
+            "length": state.length,
+            "block_length": min(rules.block_length, state.length),
+            "capacity": state.ring.shape[1] - 1,
             "mask": rules.mask_id,
             "pad": rules.pad_id,
             "eos": list(rules.eos_ids),
-            "forwards_per_step": 2 if request.cfg_scale > 0 else 1,
+            "forwards_per_step": 2 if rules.cfg_scale > 0 else 1,
             "parts": list(PARTS),
         }
-        if request.lengths is not None and request.offsets is not None:
-            header |= {"lengths": request.lengths.tolist(), "offsets": request.offsets.tolist()}
-        if request.given is not None:
-            header["given"] = request.given.tolist()
+        if rules.one_block:
+            header |= {"lengths": state.lengths.tolist(), "offsets": (state.starts % rules.block_length).tolist()}
+        if rules.given:
+            header["given"] = torch.where(state.given, state.generated, rules.mask_id).tolist()
         ids = [rules.mask_id, rules.pad_id, *rules.eos_ids, *(token for row in prompt for token in row)]
         return header | ({"texts": texts} if (texts := self.texts.new(ids)) else {})
 
@@ -137,7 +143,7 @@ class Recorder(Inspector):
             Held(*(values[1:].cpu() for values in states)),
             Read(*(values.cpu() for values in read)),
             tuple(values.cpu() for values in weights),
-            self.request,
+            self.state,
         )
         for index, times in zip(range(len(self.readings)), self.clock.take(), strict=False):
             if found := rows.of(index):
@@ -152,32 +158,24 @@ class Recorder(Inspector):
         if not isinstance(self.decoder, AsrdDecoder):
             return ()
         shape = before.entropy.shape
-        many = replace(
-            self.decoder.state,
-            tokens=before.generated.flatten(0, 1),
-            pending=before.pending.flatten(0, 1),
-            guided=before.guided.flatten(0, 1),
-            entropy=before.entropy.flatten(0, 1),
-            ring=before.ring.flatten(0, 1),
-            counts=before.counts.transpose(0, 1).flatten(1),
-            step=before.step.flatten(0, 1),
-        )
-        readout = self.request.readout
-        keys = (readout.row_ids.repeat(shape[0]), readout.seeds.repeat(shape[0]))
-        return tuple(values.view(shape) for values in edits(many, self.decoder.table, self.request.rules, *keys))
+        several = {name: getattr(before, name).flatten(0, 1) for name in Held._fields if name != "generated"}
+        keys = {name: getattr(self.state, name).repeat(shape[0]) for name in ("row_ids", "seeds")}
+        many = replace(self.state, tokens=before.generated.flatten(0, 1), **several, **keys)
+        return tuple(values.view(shape) for values in edits(many, self.decoder.table))
 
 
 class _Rows:
     """The rows of T steps as JSON objects, from states before and after them, [T, B, ...] on the CPU."""
 
-    def __init__(self, before: Held, after: Held, read: Read, weights: tuple[Tensor, ...], request: Request) -> None:
-        rules = request.rules
-        self.live, self.batch = (~before.done).tolist(), before.done.shape[1]
-        fixed = None if request.given is None else (request.given != rules.mask_id).cpu()
+    def __init__(self, before: Held, after: Held, read: Read, weights: tuple[Tensor, ...], state: DecodeState) -> None:
+        rules = state.rules
+        took_part = after.step > before.step  # in block diffusion a row may pass over a commit
+        self.live, self.batch = took_part.tolist(), before.done.shape[1]
+        given = state.given.cpu() if rules.given else None
         events = events_between(
-            1, Moment(*before[:4]), Moment(*after[:4]), rules.mask_id, rules.eos_ids if rules.early_stop else (), fixed
+            1, Moment(*before[:5]), Moment(*after[:5]), rules.mask_id, rules.eos_ids if rules.early_stop else (), given
         )
-        live, tokens = ~before.done[..., None], after.generated
+        live, tokens = took_part[..., None], after.generated
         numbers = [_rounded(values) for values in (read.confidence, read.entropy, *weights)]
         self.read = _Ragged(read.wanted & live, read.top1, *numbers)
         self.written = {
@@ -196,8 +194,8 @@ class _Rows:
         }
         self.fill = _Ragged(events.filled & live)
         self.block, self.done = before.active.tolist(), after.done.tolist()
-        self.counts = after.counts[:, :3].transpose(1, 2).tolist()
-        self.ring, self.capacity, self.pad = after.ring.tolist(), rules.capacity, rules.pad_id
+        self.counts = torch.stack([after.drafted, after.revoked, after.anchors], 2).tolist()
+        self.ring, self.capacity, self.pad = after.ring.tolist(), after.ring.shape[2] - 1, rules.pad_id
 
     def of(self, step: int) -> list[dict[str, Any]]:
         """The rows that were not done before the step."""

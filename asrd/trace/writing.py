@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from asrd.engine.decoder import Decoder
-from asrd.engine.request import Request
+from asrd.engine.batch import Batch
 from asrd.trace.read import Trace
 from asrd.trace.record import Recorder
 
@@ -37,9 +36,7 @@ class Recording:
 
 
 @contextmanager
-def recording(
-    request: Request, decoder: Decoder, model: Any, tokenizer: Any, path: str | Path | None, keep: bool
-) -> Iterator[Recording]:
+def recording(batch: Batch, model: Any, tokenizer: Any, path: str | Path | None, keep: bool) -> Iterator[Recording]:
     """Record the decode in this context; the file is opened and its first line written on entry."""
     records: list[dict[str, Any]] = []
     with ExitStack() as open_things:
@@ -51,7 +48,7 @@ def recording(
             if file is not None:
                 file.write(as_line(record) + "\n")
 
-        recorder = open_things.enter_context(Recorder(request, decoder, name_of(model), write, tokenizer))
+        recorder = open_things.enter_context(Recorder(batch, name_of(model), write, tokenizer))
         yield Recording(recorder, records if keep else None)
 
 

@@ -42,7 +42,7 @@ class Replay {
     if (header.given) this.tokens.set(header.given[this.row].slice(0, own)); // tokens that were given stay
     this.roles = new Uint8Array(size);
     this.totals = [{ roles: [length, 0, 0, 0, 0, 0, 0], drafted: 0, revoked: 0, anchors: 0, pending: 0, contradicted: 0, edited: 0, cache: [] }];
-    this.witnesses = this.steps.some((events) => events.witness);
+    this.witnesses = header.settings.max_edits !== undefined && this.steps.some((events) => events.witness); // wino's revoke
     const pending = new Uint8Array(length), anchors = new Uint8Array(length);
     for (let step = 1; step <= count; step++) {
       const events = this.steps[step - 1], offset = step * length, tokens = this.tokens;

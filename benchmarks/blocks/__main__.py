@@ -21,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 import asrd
-from asrd.engine.caches.blocks import BlockBody
+from asrd.engine.caches import BlockCache
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.task import Problem, grade, held_out
 
@@ -45,19 +45,19 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 @contextmanager
 def recomputing(wanted: bool) -> Iterator[None]:
     """Forget all stored K/V before each forward: every block up to the open one is computed anew."""
-    call = BlockBody.__call__
+    prepare = BlockCache.prepare
 
-    def forgetful(body: BlockBody, decoder: Any) -> Any:
-        body.stored.zero_()
-        body.kept.fill_(-1)
-        return call(body, decoder)
+    def forgetful(cache: BlockCache, *arguments: Any) -> None:
+        cache.stored.blocks.zero_()
+        cache.stored.tokens.fill_(-1)
+        prepare(cache, *arguments)
 
     if wanted:
-        BlockBody.__call__ = forgetful  # type: ignore[method-assign]
+        BlockCache.prepare = forgetful  # type: ignore[method-assign]
     try:
         yield
     finally:
-        BlockBody.__call__ = call  # type: ignore[method-assign]
+        BlockCache.prepare = prepare  # type: ignore[method-assign]
 
 
 def run(model: Any, ids: torch.Tensor, length: int, settings: dict[str, Any]) -> tuple[Any, float]:

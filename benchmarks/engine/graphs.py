@@ -2,8 +2,8 @@
 
 A row is due its whole canvas when its block changes, else a slice. Two ways to launch that as recorded graphs: two of
 them, all slices and all whole canvases, the rows that are not due masked out; or in parts, slices of all rows and whole
-canvases of 1, 2, 4, ... rows. Requests run through the engine on the CPU, what is due in each step is counted, and from
-that what either way computes. Counts, no times: they are the same on every machine.
+canvases of 1, 2, 4, ... rows. Requests run through the engine on the CPU with the shapes of a GPU, what is due in each
+step is counted, and from that what either way computes. Counts, no times: they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ from contextlib import contextmanager
 from typing import Any
 
 import asrd
-from asrd.engine.caches import CachedBody, plan
+from asrd.engine.caches import CanvasCache
+from asrd.engine.caches.canvas import CanvasPart
+from asrd.engine.device.gpu import fixed_shapes
 from benchmarks.engine.loads import load
 
-Due = tuple[list[int], int, int]  # of each row, canvas, block
+Due = tuple[list[int], list[CanvasPart], int]  # of each row, the forwards, canvas
 
 
 @contextmanager
 def counted() -> Iterator[list[Due]]:
-    """What is due in every step taken within."""
-    plain, found = CachedBody.due, []
+    """What is due in every step taken within, and how it is computed."""
+    plain, found = CanvasCache.plan, []
 
-    def due(self: CachedBody, *arguments: Any) -> Any:
-        result = plain(self, *arguments)
-        canvas = result[:, : self.parts.length]
-        found.append((canvas.sum(1).tolist(), self.parts.length, self.schedule.block_length))
-        return result
+    def plan(self: CanvasCache, *arguments: Any) -> list[CanvasPart]:
+        parts = plain(self, *arguments)
+        found.append((self.counts[0].tolist(), parts, self.length))
+        return parts
 
-    CachedBody.due = due  # type: ignore[method-assign]
+    CanvasCache.plan = plan  # type: ignore[method-assign]
     try:
-        yield found
+        with fixed_shapes():
+            yield found
     finally:
-        CachedBody.due = plain  # type: ignore[method-assign]
+        CanvasCache.plan = plain  # type: ignore[method-assign]
 
 
 def row(slots: int, steps: Sequence[Due]) -> dict[str, float]:
     """What each way launches and computes per step."""
     in_parts = in_two = needed = launches = refreshed = 0
-    for counts, length, block in steps:
-        parts = plan(counts, length, block)
-        sizes = [len(counts) * part.size if part.kind == "slices" else part.size * length for part in parts]
-        slices = sum(size for part, size in zip(parts, sizes, strict=True) if part.kind == "slices")
+    for counts, parts, length in steps:
+        sizes = [part.size * part.width for part in parts]
+        slices = sum(size for part, size in zip(parts, sizes, strict=True) if part.width < length)
         due = length in counts
         in_parts, launches, refreshed = in_parts + sum(sizes), launches + len(parts), refreshed + due
         in_two += slices + due * len(counts) * length

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 import asrd
 from asrd.engine import batch as batches
+from asrd.engine.device.gpu import fixed_shapes
 from benchmarks.engine.loads import Asked
 
 Server = Callable[[Any, Sequence[Asked], Sequence[float], int], list[float]]
@@ -40,10 +41,10 @@ def by_engine(model: Any, load: Sequence[Asked], arrivals: Sequence[float], slot
 
 
 def by_batches(
-    model: Any, load: Sequence[Asked], arrivals: Sequence[float], slots: int, compact: bool = True
+    model: Any, load: Sequence[Asked], arrivals: Sequence[float], slots: int, all_rows: bool = False
 ) -> list[float]:
     """Whatever has arrived, at most `slots` of it, is a batch; the next one begins when it is over."""
-    observers = () if compact else [lambda state: None]  # with observers all rows stay to the end
+    shapes = fixed_shapes if all_rows else nullcontext  # fixed ones have all rows to the end
     finished, started = [0.0] * len(load), time.perf_counter()
     begin = 0
     while begin < len(load):
@@ -59,15 +60,16 @@ def by_batches(
         ids = torch.tensor([[pad] * (width - len(asked.prompt)) + asked.prompt for asked in some])
         mask = torch.tensor([[0] * (width - len(asked.prompt)) + [1] * len(asked.prompt) for asked in some])
         longest = max(asked.length for asked in some)
-        asrd.fast_generate(model, ids, mask, max_new_tokens=longest, observers=observers)
+        with shapes():
+            asrd.fast_generate(model, ids, mask, max_new_tokens=longest)
         finished[begin:end] = [time.perf_counter() - started] * (end - begin)
         begin = end
     return finished
 
 
-def without_compaction(model: Any, load: Sequence[Asked], arrivals: Sequence[float], slots: int) -> list[float]:
+def with_all_rows(model: Any, load: Sequence[Asked], arrivals: Sequence[float], slots: int) -> list[float]:
     """Static batches in which rows that are done are computed until the last one is."""
-    return by_batches(model, load, arrivals, slots, compact=False)
+    return by_batches(model, load, arrivals, slots, all_rows=True)
 
 
 def one_by_one(model: Any, load: Sequence[Asked], arrivals: Sequence[float], slots: int) -> list[float]:
@@ -78,7 +80,7 @@ def one_by_one(model: Any, load: Sequence[Asked], arrivals: Sequence[float], slo
 SERVERS: dict[str, Server] = {
     "engine": by_engine,
     "static batches": by_batches,
-    "static, done rows stay": without_compaction,
+    "static, done rows stay": with_all_rows,
     "one by one": one_by_one,
 }
 

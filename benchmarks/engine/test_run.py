@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import asrd
+from asrd.engine.caches.canvas import CanvasPart
 from benchmarks.engine import graphs
 from benchmarks.engine.__main__ import latencies, main
 from benchmarks.engine.loads import load
@@ -40,6 +41,20 @@ def test_latencies_are_those_of_the_sorted_waits() -> None:
 
 def test_ways_to_cut_a_cached_step_are_counted() -> None:
     """Canvas 12, blocks of 4: one row of four is refreshed in the first step, none in the second."""
-    found = graphs.row(4, [([12, 4, 4, 0], 12, 4), ([4, 8, 4, 4], 12, 4)])
+    steps = [
+        ([12, 4, 4, 0], [CanvasPart(4, 4, 0), CanvasPart(1, 12, 0)], 12),
+        ([4, 8, 4, 4], [CanvasPart(4, 8, 0)], 12),
+    ]
+    found = graphs.row(4, steps)
     wanted = {"slots": 4, "refreshed": 0.5, "launches": 1.5, "needed": 20, "parts": (16 + 12 + 32) / 2}
     assert found == wanted | {"two": (16 + 48 + 32) / 2}
+
+
+def test_what_the_engine_computes_with_a_cache_is_counted() -> None:
+    model, _ = asrd.load("tiny")
+    with graphs.counted() as steps:
+        requests = [{"prompt": asked.prompt, "max_new_tokens": 48} for asked in load("mixed", 3)]
+        assert len(list(asrd.generate_many(model, requests, slots=2, kv_cache="dual"))) == 3
+    found = graphs.row(2, steps)
+    assert found["needed"] <= found["parts"] <= found["two"]
+    assert 0 < found["refreshed"] < 1 <= found["launches"]

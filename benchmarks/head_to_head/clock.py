@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from asrd.decoders import Decoder
-from asrd.engine import loop
+from asrd.engine.batch import Batch
 
 PARTS = ("embed", "forward", "cache", "LM head", "statistics", "commit")  # statistics: and all other small parts
 
@@ -79,11 +78,12 @@ class Clock:
             for hook in hooks:
                 hook.remove()
 
-    def on_decode(self, run: loop.Run, decoder: Decoder) -> None:
-        """Time a decoder's parts and its cache; for one decode."""
-        for name in ("embed", "commit"):
-            setattr(decoder, name, self.around(name, getattr(decoder, name)))
-        if run.cache is not None:
-            run.cache.schedule.due = self.around("cache", run.cache.schedule.due)  # type: ignore[method-assign]
-            run.cache.parts.recompute = self.around("cache", run.cache.parts.recompute)  # type: ignore[method-assign]
-            run.cache.parts.cache.update = self.around("cache", run.cache.parts.cache.update)  # type: ignore[method-assign]
+    def on_batch(self, batch: Batch) -> None:
+        """Time its decoder's parts and its cache; for one decode."""
+        cache = batch.cache
+        timed: list[tuple[Any, str, tuple[str, ...]]] = [(batch.decoder, name, (name,)) for name in ("embed", "commit")]
+        if batch.decoder.config.kv_cache is not None:
+            timed += [(cache, "cache", ("prepare", "plan", "forward")), (cache.kv, "cache", ("update",))]
+        for holder, part, names in timed:
+            for name in names:
+                setattr(holder, name, self.around(part, getattr(holder, name)))

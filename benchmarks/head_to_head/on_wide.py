@@ -25,9 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from asrd.config import AsrdConfig
 from asrd.decoders import Decoder, find_decoder
-from asrd.engine import loop
-from asrd.engine.batch import Batch, decode
-from asrd.engine.request import prepare
+from asrd.decoders.saber import SaberDecoder
+from asrd.engine.batch import Batch
+from asrd.engine.request import new_decoder, new_requests
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState, VocabStats, finish_step
@@ -122,28 +122,26 @@ def paced(kind: type[Decoder], plan: Tensor) -> type[Decoder]:
     """The decoder with confidences such that row b takes plan[b, k] forward passes for block k. [B, blocks] int64."""
 
     class Paced(kind):  # type: ignore[misc,valid-type]
-        def commit(self, stats: VocabStats, **asked: Any) -> None:
-            super().commit(self.keep_pace(stats), **{name: torch.ones_like(value) for name, value in asked.items()})
+        def commit(self, state: DecodeState, stats: VocabStats) -> None:
+            asked = {name: getattr(stats, name) for name in ("margin", "token_prob")}
+            ones = {name: torch.ones_like(value) for name, value in asked.items() if value is not None}
+            super().commit(state, self.keep_pace(state, stats)._replace(**ones))
 
-        def keep_pace(self, stats: VocabStats) -> VocabStats:
+        def keep_pace(self, state: DecodeState, stats: VocabStats) -> VocabStats:
             """Statistics in which the first masks of the active block are confident and pending tokens are top-1."""
-            state, length = self.state, self.state.length
-            masks = self.masked & self.in_active_block
+            masks = state.masks & state.in_active_block
             number = masks.sum(1)
             left = plan.gather(1, state.active[:, None]).squeeze(1).clamp(min=1)
             plan.scatter_(1, state.active[:, None], (left - 1)[:, None])
             drafts = -(-number // left)
-            if hasattr(self, "committed_at"):  # Saber revokes one for every eight drafts begun
+            if isinstance(self, SaberDecoder):  # revokes one for every eight drafts begun
                 drafts = torch.where(left > 1, (drafts + 1).clamp(max=torch.clamp(number - 1, min=1)), drafts)
             chosen = masks & (masks.cumsum(1) <= drafts[:, None])
             rising = SURE * (1 - 0.1 / (1 + state.step))[:, None]  # above the mean of those before, as Saber wants it
-            sinking = self.in_active_block * (1e-3 * state.step)[:, None]  # so that Saber revokes in this block
+            sinking = state.in_active_block * (1e-3 * state.step)[:, None]  # so that Saber revokes in this block
             confidence = torch.where(chosen, rising, torch.where(masks, UNSURE, SURE - sinking))
-            top1 = torch.where(state.pending, state.generated, stats.top1[:, :length])
-            return stats._replace(
-                top1=torch.cat([top1, stats.top1[:, length:]], dim=1),
-                confidence=torch.cat([confidence.to(stats.confidence.dtype), stats.confidence[:, length:]], dim=1),
-            )
+            top1 = torch.where(state.pending, state.generated, stats.top1)
+            return stats._replace(top1=top1, confidence=confidence.to(stats.confidence.dtype))
 
     return Paced
 
@@ -192,14 +190,16 @@ def _time_plain(model: Any, case: Case, clock: Clock) -> tuple[int, float]:
 
 
 def _time_ours(model: Any, contender: Contender, case: Case, clock: Clock) -> tuple[int, float]:
-    run, decoder = _begin(model, contender, case)
-    clock.on_decode(run, decoder)
+    batch = _begin(model, contender, case)
+    clock.on_batch(batch)
     cached = contender.cache is not None
     window = _Window(
         clock, case.middle, case.middle + WINDOW if cached else case.blocks, None if cached else case.steps
     )
+    batch.observers.append(window)
     with suppress(_Enough), clock.part("statistics"):
-        decode(Batch(run, decoder, range(case.batch), observers=[window]))
+        while batch.live:
+            batch.step()
     return window.steps, window.seconds
 
 
@@ -215,7 +215,7 @@ class _Window:
         self.clock, self.first, self.last, self.most = clock, first, last, most
         self.started, self.steps, self.seconds = 0.0, 0, 0.0
 
-    def __call__(self, state: DecodeState) -> None:
+    def __call__(self, state: DecodeState, requests: Any) -> None:
         now, block = time.perf_counter(), int(state.active.min())
         if not self.started:
             if block >= self.first:
@@ -227,8 +227,8 @@ class _Window:
             raise _Enough
 
 
-def _begin(model: Any, contender: Contender, case: Case) -> tuple[loop.Run, Decoder]:
-    """A decode whose canvas is filled up to the window or, without a cache, to a quarter of its first block."""
+def _begin(model: Any, contender: Contender, case: Case) -> Batch:
+    """A batch whose canvas is filled up to the window or, without a cache, to a quarter of its first block."""
     assert contender.decoder is not None
     adapter, tokens = ModelAdapter(model), case.prompt(model.config.vocab_size)
     config = AsrdConfig(
@@ -238,19 +238,20 @@ def _begin(model: Any, contender: Contender, case: Case) -> tuple[loop.Run, Deco
         early_stop=False,
         **contender.settings,
     )
-    request = prepare(adapter, config, tokens[:, :PROMPT], None)
     kind = find_decoder(contender.decoder)
     if not contender.follows_quota:
         kind = paced(kind, make_plan(case, contender.forwards_per_block))
-    decoder = kind(request, adapter.table.detach())
-    filled = case.middle * BLOCK + BLOCK // 4
+    decoder = new_decoder(kind, config, adapter)
+    batch = Batch(decoder, case.batch, (PROMPT, case.length))
+    batch.fill(new_requests(decoder, config, tokens[:, :PROMPT]))
+    state, filled = batch.state, case.middle * BLOCK + BLOCK // 4
     if contender.cache is not None:
         filled = max(0, case.middle * BLOCK - (1 if contender.follows_quota else ENTRY))
-    decoder.state.generated[:, :filled] = tokens[:, PROMPT : PROMPT + filled]
-    finish_step(decoder.state, torch.zeros_like(decoder.state.pending), request.rules)
-    if hasattr(decoder, "committed_at"):
-        decoder.block.copy_(decoder.state.active)
-    return loop.Run.of(adapter, request), decoder
+    state.generated[:, :filled] = tokens[:, PROMPT : PROMPT + filled]
+    finish_step(state, torch.zeros_like(state.pending))
+    if issubclass(kind, SaberDecoder):
+        state.own.block.copy_(state.active)
+    return batch
 
 
 def time_case(model: Any, contenders: Sequence[Contender], case: Case) -> list[list[dict[str, Any]]]:

@@ -81,7 +81,8 @@ def generated(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 
     with torch.no_grad():
         fakes = _fakes(arguments, "cpu")
-        traced = make_fx(flat, tracing_mode="fake")(*fakes)
+        with patch("asrd_kernels.vocab_stats.id_tensor", _ids):
+            traced = make_fx(flat, tracing_mode="fake")(*fakes)
         graph, _ = aot_export_module(_Module(traced), fakes, trace_joint=False)
         for node in graph.graph.nodes:  # on "cuda" Python's indexing asks for a driver
             node.kwargs = {name: _GPU if value == _CPU else value for name, value in node.kwargs.items()}
@@ -92,6 +93,11 @@ def generated(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
             except Exception as error:  # inductor wraps what is raised inside it
                 return _text(error)
     raise RuntimeError("inductor did not reach code generation")
+
+
+def _ids(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """`id_tensor` as operations, for a tensor that there is already cannot be traced."""
+    return torch.cat([torch.full((1,), token, device=device) for token in ids])
 
 
 class _Module(torch.nn.Module):

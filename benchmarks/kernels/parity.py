@@ -110,9 +110,8 @@ def compare(check: Check, device: str, launcher: Callable[[str], Callable[..., A
     reference = REFERENCES[case.operation]
     result = lambda passed, *rest: Parity(case.operation, check.dtype, case.label, passed, *rest)  # noqa: E731
     try:
-        name = case.operation
-        ours, theirs = _results(name, launcher(name), given), _results(name, reference, given)
-        truth = _results(name, reference, _widened(given)) if check.tolerance else theirs
+        ours, theirs = _results(launcher(case.operation), given), _results(reference, given)
+        truth = _results(reference, _widened(given)) if check.tolerance else theirs
     except Exception as error:  # whatever a driver or compiler raises belongs into the report
         return result(False, 0, 0.0, f"{type(error).__name__}: {error}")
     differing, worst = 0, -1.0
@@ -135,15 +134,13 @@ def excess(ours: Tensor, references: Tensor, truth: Tensor, tolerance: float, fl
     return float(beyond.max()) if beyond.numel() else -1.0
 
 
-def _results(operation: str, function: Callable[..., Any], given: tuple[Any, ...]) -> list[Tensor]:
-    """What a function returns, or what it may have changed in (copies of) its arguments: of `vocab_stats` the
-    statistics, of the others the whole state; but for the last columns of statistics and ring, which are waste."""
+def _results(function: Callable[..., Any], given: tuple[Any, ...]) -> list[Tensor]:
+    """What a function returns, or what it may have changed in (copies of) its arguments: the whole state, but for the
+    last column of the ring, which is waste."""
     mine = copy.deepcopy(given)
     returned = function(*mine)
     if returned is not None:
         return tensors_in(returned)
-    if operation == "vocab_stats":
-        return [values[:, :-1] for values in mine[-1]]
     state, *rest = mine
     return tensors_in((replace(state, ring=state.ring[:, :-1]), *rest))
 

@@ -37,7 +37,7 @@ _GENERATED = ("commit", "draft_commit")  # beside vocab_stats: references for wh
 REFERENCES: dict[str, Callable[..., Any]] = {
     "anchor_embed": anchor_embed_torch,
     "vocab_stats": vocab_stats_torch,
-    "commit": partial(dispatch.commit, impl="torch"),  # with report and slots, which the kernel writes, too
+    "commit": partial(dispatch.commit, impl="torch"),
     "draft_commit": partial(dispatch.draft_commit, impl="torch"),
     "leave_one_out_attention": leave_one_out_attention_torch,
 }

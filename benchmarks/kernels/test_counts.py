@@ -113,7 +113,8 @@ def test_memory_that_a_kernels_launcher_takes_is_seen() -> None:
     case = stats_case(4, 9000, torch.bfloat16)
     with ours(case) as task, recorded(), Allocations() as seen:
         task.run()
-    assert seen.peak == 4 * 5 * 16 * 4 + 4 * 16 * 4  # five numbers and an id of 16 chunks, of each row
+    results = (4 + 1) * (8 + 4 + 4 + 1)  # of four positions and one that is wasted
+    assert seen.peak == 4 * 5 * 16 * 4 + 4 * 16 * 4 + results  # five numbers and an id of 16 chunks, of each row
 
 
 def test_the_chain_computes_softmax_argmax_and_entropy() -> None:
@@ -155,7 +156,7 @@ def test_generated_code_gives_what_the_reference_gives(name: str) -> None:
 
 @pytest.mark.long
 def test_what_generated_code_leaves_to_pytorch_is_a_launch_with_the_bytes_of_its_operands() -> None:
-    """commit's scatter_: slots, their indices, what is put there, and the result."""
+    """commit's scatter_: the ring, its columns, what is put there, and the result."""
     small = Subject("commit", "G", 40, lambda: commit_case(1, 2, 40))
     rows = list(counts.count(small, "torch.compile (reference)", "sm_80"))
     values = {row["metric"]: row["value"] for row in rows if row["launch"] == counts.ALL}

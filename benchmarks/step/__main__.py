@@ -1,7 +1,8 @@
 """Time of a step by part: `python -m benchmarks.step [--shapes 2M 8B] [--base FOLDER] [--out FILE.json]`.
 
 Decoders and parts take turns, so that the machine's load slows all of them equally; the table shows medians and their
-ratio to the forward pass. With --base another checkout of this repository is measured in the same run, turn by turn.
+ratio to the forward pass. With --base another checkout of this repository is measured in the same run, turn by turn,
+by its own `parts`, which must have these parts.
 The paper's own step on an A100 has 7.6 ms (embed + commit) and 10.8 ms (all but forward and LM head) of 74.1 ms.
 """
 
@@ -31,7 +32,7 @@ def measure_in(root: Path, shape: str, given: argparse.Namespace) -> Times:
     rounds = 5 if shape == "8B" else given.rounds // TURNS
     words = ["--shape", shape, "--threads", str(given.threads), "--rounds", str(rounds), "--decoders", *given.decoders]
     done = subprocess.run(
-        [sys.executable, str(HERE / "parts.py"), *words],
+        [sys.executable, str(root / "benchmarks" / "step" / "parts.py"), *words],
         env=os.environ | {"PYTHONPATH": str(root)}, check=True, capture_output=True, text=True,
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])

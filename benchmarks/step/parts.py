@@ -3,7 +3,7 @@
 Random Llamas of 2 M parameters at length 160, one wide and one deep, and LLaDA-8B's (hidden 4096, vocabulary 126,464,
 length 512), of which one layer of the body is built and timed: its forward counts 32 times.
 
-Run as a file it prints what it measured as JSON: with PYTHONPATH at another checkout, that one's `asrd` is measured.
+Run as a file it prints what it measured as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from asrd.config import AsrdConfig
 from asrd.decoders import find_decoder
-from asrd.engine import loop
+from asrd.engine import step
 from asrd.engine.batch import Batch
-from asrd.engine.request import prepare
+from asrd.engine.request import new_decoder, new_requests
 from asrd.models import make_bidirectional
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import dispatch
+from asrd_kernels import close
 
 PARTS = ("embed", "forward", "gather", "head", "statistics", "commit")
 DECODERS = ("standard", "threshold", "asrd")
@@ -98,21 +98,20 @@ class Step:
             sure = self.stats.confidence[self.masks].sort(descending=True).values
             self._begin(float(sure[DRAFTED - 1 : DRAFTED + 1].mean()))
         self._settle()
-        self.start = [values.clone() for values in self._state()]
+        self.start = self.batch.state.map(torch.clone)
 
     def _begin(self, threshold: float) -> None:
         """A decode with that threshold, before its first step."""
         settings = {} if self.name == "standard" else {"threshold": threshold}
         config = AsrdConfig(max_new_tokens=self.shape.length, decoder=self.name, suppress_tokens=[0], **settings)
-        self.request = prepare(self.adapter, config, self.ids, None)
-        self.decoder = find_decoder(self.name)(self.request, self.adapter.table.detach())
-        self.batch = Batch(loop.Run.of(self.adapter, self.request), self.decoder, range(1))
-        self.run, self.buffers = self.batch.run, self.batch.buffers
-        self.stats = self.buffers[1]
+        decoder = new_decoder(find_decoder(self.name), config, self.adapter)
+        self.batch = Batch(decoder, 1, (self.shape.prompt, self.shape.length))
+        self.batch.fill(new_requests(decoder, config, self.ids))
 
     def _settle(self) -> None:
         """Bring the state to mid-course."""
-        state, block = self.decoder.state, self.request.rules.block_length
+        state = self.batch.state
+        block = state.rules.block_length
         masks = MASKS if self.name != "standard" else block // 2
         generator = torch.Generator().manual_seed(2)
         text = torch.randint(1, self.shape.vocab - 1, (1, state.length), generator=generator)
@@ -122,7 +121,7 @@ class Step:
         state.guided[:, 2 * block - masks : 2 * block] = True
         self.masks = state.guided.clone()
         state.step.fill_(block // 2)
-        state.counts[0].fill_(2 * block - masks)
+        state.drafted.fill_(2 * block - masks)
         if self.name == "asrd":
             state.pending[:, 2 * block - masks - PENDING : 2 * block - masks] = True
             state.entropy[self.masks] = torch.linspace(0.5, 2.0, masks)
@@ -134,35 +133,34 @@ class Step:
     @torch.no_grad()
     def reset(self) -> None:
         """Back to the beginning of the step."""
-        for values, before in zip(self._state(), self.start, strict=True):
-            values.copy_(before)
-
-    def _state(self) -> list[torch.Tensor]:
-        return [getattr(self.decoder.state, field.name) for field in fields(self.decoder.state)]
+        self.batch.state.copy_(self.start, torch.ones_like(self.start.done))
 
     def parts(self) -> dict[str, Callable[[], None]]:
         """The parts of a step in their order, each using what the one before it left."""
         return {name: torch.no_grad()(getattr(self, f"_{name}")) for name in PARTS}
 
     def _embed(self) -> None:
-        self.embeds = self.decoder.embed()
+        step.embed(self.batch)
 
     def _forward(self) -> None:
-        self.hidden = loop.forward(self.run, self.embeds, self.decoder.state)
+        for part in self.batch.cache.plan(self.batch.read):
+            step.forward(self.batch, part)
 
     def _gather(self) -> None:
-        self.chosen = loop.select(self.run, self.decoder)
-        self.rows, _ = loop.gather(self.run, self.hidden, self.chosen)
+        self.row, self.position = step.wanted(self.batch)
+        self.rows = self.batch.cache.hidden[self.row, step.read_at(self.batch, self.row, self.position)]
 
     def _head(self) -> None:
         self.logits = self.adapter.head(self.rows)
 
     def _statistics(self) -> None:
-        dispatch.vocab_stats(self.logits, *self.chosen[:2], self.request.readout, self.buffers[0], self.request.impl)
+        self.stats = step.statistics(self.batch, self.logits, self.row, self.position)
 
     def _commit(self) -> None:
-        self.decoder.commit(self.buffers[1])
-        self.decoder.report(self.buffers[1])
+        state = self.batch.state
+        state.bad.logical_or_(self.stats.bad.any(1) & ~state.done)
+        self.batch.decoder.commit(state, self.stats)
+        close(state, state.bad)
 
 
 def measure(shape: Shape, decoders: list[str], rounds: int) -> dict[str, dict[str, list[float]]]:

@@ -40,11 +40,11 @@ def test_every_step_that_is_timed_is_the_same_one_in_mid_course(shape: str, deco
     step = Step(SHAPES[shape], decoder)
     for _ in range(3):
         step.reset()
-        before = int(step.decoder.state.drafted)
+        before = int(step.batch.state.drafted)
         for run in step.parts().values():
             run()
-        state = step.decoder.state
+        state = step.batch.state
         wanted = {"asrd": MASKS + PENDING, "threshold": MASKS, "standard": 16}[decoder]
-        assert len(step.chosen.row) == wanted
+        assert len(step.row) == wanted
         assert int(state.drafted) - before == (1 if decoder == "standard" else DRAFTED)
         assert not state.done.any()

@@ -1,6 +1,6 @@
 """What a trace costs: `python -m benchmarks.trace.cost [--rounds N] [--batch 1 8] [--model tiny]`.
 
-The same held-out problems are decoded in turn: by the loop with its marks removed, by the loop as it is, with
+The same held-out problems are decoded in turn: by a step with its marks removed, by the step as it is, with
 `return_trace=True` and with `trace=` a file. The medians of the ratios within a round are shown, in processor time, so
 that the machine's load matters little. The first ratio is the cost of the unused hook, the others the cost of a trace
 (aim: under 10 %).
@@ -24,23 +24,26 @@ import torch
 from tqdm import tqdm
 
 import asrd
-from asrd.engine import loop
+from asrd.engine import batch as batches
+from asrd.engine import step as steps
 from asrd.lab.tiny.batch import collate
 from asrd.lab.tiny.task import problems
 
 
 @contextmanager
 def marks_removed() -> Iterator[None]:
-    """The loop's functions without their marks."""
-    marked = {name: getattr(loop, name) for name in ("step", "read")}
+    """The step's functions without their marks."""
+    marked = {name: getattr(steps, name) for name in ("step", "commit")}
     for name, function in marked.items():
-        source, taken = re.subn(r"^ *run\.mark\(.*\n", "", inspect.getsource(function), flags=re.MULTILINE)
+        source, taken = re.subn(r"^ *batch\.(mark|begin)\(.*\n", "", inspect.getsource(function), flags=re.MULTILINE)
         assert taken, f"{name} has no marks"
-        exec(compile(source, f"{name} without marks", "exec"), vars(loop))
+        exec(compile(source, f"{name} without marks", "exec", flags=annotations.compiler_flag), vars(steps))
+    batches.step = steps.step
     try:
         yield
     finally:
-        vars(loop).update(marked)
+        vars(steps).update(marked)
+        batches.step = marked["step"]
 
 
 def cases(model: Any, tokenizer: Any, batch: int, path: Path, settings: dict[str, Any]) -> dict[str, Callable[[], Any]]:

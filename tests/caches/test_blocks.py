@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import asrd
-from asrd.engine.caches import blocks
-from asrd.engine.caches.block_layer import BlockCache
-from asrd.engine.caches.blocks import BlockBody
+from asrd.engine import step
+from asrd.engine.batch import Batch
+from asrd.engine.caches import BlockCache, blocks
 from asrd.engine.device.gpu import fixed_shapes
 from asrd.models.adapter import ModelAdapter
 from tests.support.block_models import BlockSpec, block_logits, block_model
@@ -38,35 +39,32 @@ def decode(model: Any, ids: Tensor, mask: Tensor | None = None, **settings: Any)
     return asrd.fast_generate(model, ids, mask, **{"max_new_tokens": 13, "return_dict_in_generate": True} | settings)
 
 
-def wanted_rows(hidden: Tensor, prompt: int, decoder: Any) -> Tensor:
-    """What is read of the hidden states: at witnesses where a position has one."""
-    row, position = decoder.wanted().nonzero(as_tuple=True)
-    read_at = decoder.read_at()
-    return hidden[row, position + prompt if read_at is None else read_at[row, position]]
-
-
 class Spy:
-    """The hidden states of the open blocks, step by step, and the forwards of the model."""
+    """The hidden states that are read, step by step, and the forwards of the model."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, forget: bool = False) -> None:
         self.hidden: list[Tensor] = []
         self.forwards = 0
-        call, forward = BlockBody.__call__, BlockBody._forward
+        commit, prepare, forward = step.commit, BlockCache.prepare, BlockCache.forward
 
-        def seen(body: BlockBody, decoder: Any) -> Tensor:
+        def seen(batch: Batch, rows: Tensor | None = None) -> None:
+            row, position = step.wanted(batch, rows)
+            self.hidden.append(batch.cache.hidden[row, step.read_at(batch, row, position)].clone())
+            commit(batch, rows)
+
+        def forgetful(cache: BlockCache, *arguments: Any) -> None:
             if forget:  # nothing is reused: every forward computes all blocks up to the open one
-                body.stored.zero_()
-                body.kept.fill_(-1)
-            hidden = call(body, decoder)
-            self.hidden.append(wanted_rows(hidden, body.request.prompt.shape[1], decoder).clone())
-            return hidden
+                cache.stored.blocks.zero_()
+                cache.stored.tokens.fill_(-1)
+            prepare(cache, *arguments)
 
-        def counted(body: BlockBody, *arguments: Any) -> None:
+        def counted(cache: BlockCache, *arguments: Any) -> None:
             self.forwards += 1
-            forward(body, *arguments)
+            forward(cache, *arguments)
 
-        monkeypatch.setattr(BlockBody, "__call__", seen)
-        monkeypatch.setattr(BlockBody, "_forward", counted)
+        monkeypatch.setattr(step, "commit", seen)
+        monkeypatch.setattr(BlockCache, "prepare", forgetful)
+        monkeypatch.setattr(BlockCache, "forward", counted)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=names)
@@ -143,12 +141,16 @@ def test_requests_that_come_and_go_are_decoded_by_the_same_graphs(monkeypatch: p
     assert gpu.count("replay") > 0
 
 
-def test_forwards_are_counted_as_without_observers() -> None:
+def test_an_observer_is_shown_every_commit_and_changes_nothing() -> None:
+    """Also the two of a forward pass that was the first of the next block, too."""
     model, ids = block_model(BlockSpec(seed=2)), torch.cat([prompt(7), prompt(7, 1)])
     for settings in SETTINGS:
-        alone, watched = (decode(model, ids, observers=some, **settings) for some in ([], [lambda state: None]))
-        for name in ("sequences", "steps", "forwards"):
+        alone, steps = decode(model, ids, **settings), [torch.zeros(2, dtype=torch.int64)]
+        watched = decode(model, ids, observers=[lambda state, s=steps: s.append(state.step.clone())], **settings)
+        for name in ("sequences", "steps", "forwards", "computed"):
             assert torch.equal(alone[name], watched[name]), name
+        assert all(((after - before) <= 1).all() for before, after in itertools.pairwise(steps))
+        assert torch.equal(steps[-1], alone.steps)
         checks = settings["decoder"] in ("asrd", "loo")
         assert bool((alone.forwards < alone.steps).any()) == checks, settings
 
@@ -206,21 +208,6 @@ def test_eager_attention_gives_the_same_tokens() -> None:
     ids = prompt(9)
     found = [decode(block_model(BlockSpec(attention=kind)), ids, decoder="threshold") for kind in ("sdpa", "eager")]
     assert torch.equal(found[0].sequences, found[1].sequences)
-
-
-def test_stored_keys_are_never_copied_as_a_whole() -> None:
-    cache = BlockCache(room=12)
-    new = torch.ones(2, 1, 4, 3)
-    cache.aim(2, None, 0, 4)
-    keys, _ = cache.update(new, new, 0)
-    cache.aim(2, None, 4, 8)
-    again, _ = cache.update(2 * new, new, 0)
-    assert again.data_ptr() == keys.data_ptr()
-    assert again[0, 0, :, 0].tolist() == [1.0] * 4 + [2.0] * 4
-    cache.aim(2, torch.tensor([1]), torch.tensor([4]), 8)
-    one, _ = cache.update(3 * new[:1], new[:1], 0)
-    assert one[0, 0, :, 0].tolist() == [1.0] * 4 + [3.0] * 4
-    assert again[0, 0, :, 0].tolist() == [1.0] * 4 + [2.0] * 4
 
 
 def test_requests_among_others_decode_as_alone() -> None:

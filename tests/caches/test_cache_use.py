@@ -16,7 +16,7 @@ import asrd
 from asrd import arguments
 from asrd.cli import main
 from asrd.decoders import DECODERS, Decoder
-from asrd.engine.caches import Schedule
+from asrd.engine.caches import CanvasCache
 from asrd.lab.tiny.export import export
 from asrd.lab.tiny.language import VOCABULARY
 from asrd.lab.tiny.model import Shape, TinyModel
@@ -46,7 +46,7 @@ def test_a_decoder_of_ones_own_can_refuse_a_cache() -> None:
     class Broad(Decoder):
         cacheable = False
 
-        def commit(self, stats: VocabStats) -> None:  # type: ignore[override]
+        def commit(self, state: DecodeState, stats: VocabStats) -> None:
             raise AssertionError("never reached")
 
     DECODERS["broad"] = Broad
@@ -123,17 +123,18 @@ def compare(folder: str, out: Path, *arguments: str) -> int:
 def test_a_comparison_reaches_the_cache_and_resumes(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reaches: list[tuple[str, int | None]] = []
-    plain = Schedule.due
+    reaches: list[tuple[str | None, int | None]] = []
+    plain = CanvasCache.prepare
 
-    def due(self: Schedule, state: DecodeState, probed: bool) -> Tensor:
-        reaches.append((self.reach, self.interval))
-        return plain(self, state, probed)
+    def prepare(self: CanvasCache, *given: Any) -> None:
+        reaches.append((self.reach, self.refresh))
+        plain(self, *given)
 
-    monkeypatch.setattr(Schedule, "due", due)
+    monkeypatch.setattr(CanvasCache, "prepare", prepare)
     given = ("--decoders", "threshold", "--set", "kv_cache=dual", "--set", "kv_refresh=2")
     assert compare(folder, tmp_path, "--decoders", "threshold") == 0
-    assert reaches == []
+    assert set(reaches) == {(None, None)}
+    reaches.clear()
     assert compare(folder, tmp_path, *given) == 0
     assert set(reaches) == {("dual", 2)}
     assert len(list((tmp_path / "records").iterdir())) == 2  # not taken for the run without a cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 import asrd
-from asrd.engine.caches import PartialForward, Schedule
-from asrd.engine.caches.partial import share_forwards
+from asrd.engine.batch import Batch
+from asrd.engine.caches import CanvasCache
+from asrd.engine.caches.canvas import CanvasPart
+from asrd.engine.decoder import Appended
 from asrd.engine.device.gpu import fixed_shapes
 from asrd.lab.tiny.batch import collate, prompt_ids
 from asrd.lab.tiny.task import held_out, problems
@@ -32,7 +34,9 @@ from tests.semantics.test_batching import Decoded
 from tests.semantics.test_sampling import ROW, SEED, noise
 from tests.support import baseline_oracles, oracle
 from tests.support.baseline_oracles import BaselineSettings
-from tests.support.cache_oracle import SlowCachedModel, SlowSchedule
+from tests.support.batches import new_batch
+from tests.support.cache_oracle import SlowCachedModel, SlowSchedule, SlowTransformer
+from tests.support.fake_gpu import FakeGpu
 from tests.support.loo_oracle import LooSettings, loo
 from tests.support.oracle import Settings
 from tests.support.table_models import make_llama, make_qwen2
@@ -134,15 +138,15 @@ def decode(model: Any, name: str, row: int | None = None, **settings: Any) -> li
 def recomputations() -> Iterator[list[list[set[int]]]]:
     """What each step recomputes: for every row the canvas positions."""
     seen: list[list[set[int]]] = []
-    plain = Schedule.due
+    plain = CanvasCache._due
 
-    def watched(self: Schedule, state: DecodeState, probed: bool) -> Tensor:
-        due = plain(self, state, probed)
+    def watched(self: CanvasCache, state: DecodeState) -> Tensor:
+        due = plain(self, state)
         seen.append([set(row.nonzero().flatten().tolist()) for row in due])
         return due
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Schedule, "due", watched)
+        patch.setattr(CanvasCache, "_due", watched)
         yield seen
 
 
@@ -173,10 +177,41 @@ def test_with_one_layer_nothing_stale_is_ever_read(name: str, reach: str) -> Non
         assert decode(model, name, kv_cache=reach, **settings) == decode(model, name, **settings)
 
 
+# --- forwards of what is due, one by one -----------------------------------------------------------------------------
+
+
 def embeddings(model: Any, seed: int, batch: int, length: int = 18) -> Tensor:
     random = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 15, (batch, length), generator=random)
     return model.get_input_embeddings().weight.detach()[ids]
+
+
+class Chosen(CanvasCache):
+    """Recomputes what it is told to."""
+
+    chosen: Tensor
+
+    def _due(self, state: DecodeState) -> Tensor:
+        return self.chosen
+
+
+def cache_of(batch: Batch, fixed: bool = False) -> Chosen:
+    return Chosen(batch.decoder, batch.state, fixed)
+
+
+def recompute(
+    cache: Chosen, embeds: Tensor, due: Tensor, state: DecodeState, appended: Appended | None = None
+) -> list[CanvasPart]:
+    """A step's forwards, with these positions due; the parts."""
+    cache.chosen = due
+    cache.prepare(embeds, appended, state)
+    parts = cache.plan(lambda values: values.tolist())
+    for part in parts:
+        cache.forward(part, appended, state)  # type: ignore[arg-type]
+    return parts  # type: ignore[return-value]
+
+
+IDS = torch.full((3, 8), 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -186,25 +221,118 @@ def embeddings(model: Any, seed: int, batch: int, length: int = 18) -> Tensor:
 def test_a_refresh_is_the_uncached_forward_bit_for_bit(family: str, padded: bool, dtype: torch.dtype) -> None:
     make = {"llama": make_llama, "qwen2": make_qwen2}[family]
     model = make(5).to(dtype)
-    adapter = ModelAdapter(model)
-    attention = positions = None
-    if padded:
-        attention = (torch.arange(18) >= torch.tensor([[3], [0], [7]])).long()
-        positions = (attention.cumsum(1) - 1).clamp(min=0)
-    inputs = adapter.inputs(attention, positions)
-    parts = PartialForward(adapter, inputs, attention, positions, 18)
+    real = (torch.arange(18) >= torch.tensor([[3], [0], [7]])).long()
+    batch = new_batch(model, IDS, real[:, :8] if padded else None, max_new_tokens=10, block_length=4, kv_cache="dual")
+    adapter, state, cache = batch.decoder.adapter, batch.state, cache_of(batch)
+    inputs = adapter.inputs(real, (real.cumsum(1) - 1).clamp(min=0)) if padded else adapter.inputs()
     everything = torch.ones(3, 18, dtype=torch.bool)
     some = everything.clone()
     some[0, :5] = some[1, 9:] = some[2] = False
     due = [everything, some, everything, torch.tensor([True, False, True])[:, None].expand(3, 18), everything]
     for step, wanted in enumerate(due):
         embeds = embeddings(model, step, 3)
-        found = parts.recompute(embeds, wanted)
+        recompute(cache, embeds, wanted, state)
         rows = [row for row in range(3) if wanted[row].all()]
         if not rows:
             continue
         own = {name: value[rows] if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        assert torch.equal(found[rows], adapter.body(embeds[rows], own))
+        assert torch.equal(cache.hidden[rows], adapter.body(embeds[rows], own))
+
+
+def some_witnesses(batch: Batch, rng: random.Random) -> tuple[Appended, list[int]]:
+    """Appended rows of a decoder of leave-one-out editing, and how many of each row are in use."""
+    checked, number = batch.state.own.checked, []
+    for row in range(len(checked)):
+        number.append(rng.randint(0, checked.shape[1]))
+        places = sorted(rng.sample(range(batch.state.length), number[-1]))
+        checked[row] = torch.tensor(places + [batch.state.length] * (checked.shape[1] - len(places)))
+    appended = batch.decoder.append(batch.state)
+    assert appended is not None
+    return appended, number
+
+
+def view(appended: Appended, row: int, number: int, length: int) -> tuple[list[int], list[list[bool]]]:
+    """Places, and who sees whom, of a canvas and the witnesses behind it, for the oracle."""
+    places = [*range(length), *appended.column[row, :number].tolist()]
+    seen = [[key < length for key in range(length + number)] for _ in range(length)]
+    for witness in range(number):
+        hidden = appended.hidden[row, witness].tolist()
+        seen.append([(k < length and k not in hidden) or k == length + witness for k in range(length + number)])
+    return places, seen
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["chosen rows", "fixed shapes"])
+@pytest.mark.parametrize("case", ["", "guided", "witnesses", "witnesses shifted"])
+@torch.no_grad()
+def test_the_forwards_of_a_step_give_what_a_slow_transformer_gives(case: str, fixed: bool) -> None:
+    """Whatever is due of whichever row, the rest's K/V being those computed last, none of them another row's."""
+    shifted, witnesses = "shifted" in case, "witnesses" in case
+    model, rng = model_of("qwen2" if shifted else "llama", 1, shifted), random.Random(case)
+    own: dict[str, Any] = {"cfg_scale": 0.5} if case == "guided" else {}
+    own |= {"decoder": "loo", "witnesses": 3} if witnesses else {"decoder": "threshold"}
+    batch = new_batch(model, IDS[:, :6], max_new_tokens=12, block_length=4, kv_cache="dual", **own)
+    cache, state, table = cache_of(batch, fixed), batch.state, batch.decoder.table
+    copies = 2 if case == "guided" else 1
+    slow = [[SlowTransformer(model) for _ in range(copies)] for _ in range(3)]
+    kinds = set()
+    for step in range(8):
+        appended, number = some_witnesses(batch, rng) if witnesses else (None, [0] * 3)
+        embeds = embeddings(model, rng.randrange(99), 3)
+        due = torch.zeros(3, 18, dtype=torch.bool)
+        for row in range(3):
+            count = 18 if step == 0 else rng.choice([0, 4, 5, 5, 9, 18])
+            due[row, rng.sample(range(18), count)] = True
+        parts = recompute(cache, embeds, due, state, appended)
+        kinds |= {(part.size, part.width < 18) for part in parts}
+        logits = model.lm_head(cache.hidden)
+        for row, copy in ((row, copy) for row in range(3) for copy in range(copies)):
+            if not due[row].any():
+                continue
+            given = embeds[row].clone()
+            if copy:
+                given[:6] = table[15]
+            layout: tuple[Any, ...] = ()
+            if appended is not None:
+                given = torch.cat([given, table[appended.tokens[row, : number[row]]]])
+                layout = view(appended, row, number[row], 18)
+            wanted = slow[row][copy](given, set(due[row].nonzero().flatten().tolist()), *layout)
+            where = [*due[row].nonzero().flatten().tolist(), *range(18, 18 + number[row])]
+            torch.testing.assert_close(logits[row + 3 * copy, where], wanted[where], rtol=1e-9, atol=1e-9)
+    assert {narrow for _, narrow in kinds} == {False, True}
+    assert len({size for size, _ in kinds}) > 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"threshold": 0.25}, {"threshold": 0.25, "cfg_scale": 0.5}, {"decoder": "loo", "factor": 1.5}],
+    ids=["asrd", "guided", "loo"],
+)
+@pytest.mark.parametrize("fixed", [False, True], ids=["chosen rows", "fixed shapes"])
+@torch.no_grad()
+def test_rows_that_are_moved_in_mid_decode_go_on_as_if_nothing_had_happened(
+    settings: dict[str, Any], fixed: bool
+) -> None:
+    """The first of four rows ends, the others go on in other places of a larger batch."""
+    model = model_of("llama", 1, False)
+    options = {"max_new_tokens": 13, "block_length": 4, "kv_cache": "dual", "early_stop": False} | settings
+    with fixed_shapes() if fixed else nullcontext():
+        stays, leaves = (new_batch(model, PROMPTS, PADDING, **options) for _ in range(2))
+        target = Batch(leaves.decoder, 5, leaves.canvas)
+        while not stays.state.active.any():  # until a block is over
+            stays.step()
+            leaves.step()
+        assert len(leaves.live) == 4
+        leaves.remove(leaves.live[:1])
+        leaves.move(target)
+        assert not leaves.live
+        while stays.live:
+            stays.step()
+            if target.live:
+                target.step()
+    assert not target.live
+    wanted, found = stays.state.tensors(), target.state.tensors()
+    for name in wanted:
+        torch.testing.assert_close(found[name][:3], wanted[name][1:], rtol=1e-9, atol=1e-9, msg=name)
 
 
 # --- batch = single --------------------------------------------------------------------------------------------------
@@ -246,12 +374,16 @@ def test_the_packaged_models_decode_alike_alone_and_in_a_batch(packaged: str, re
 
 
 def test_witnesses_have_room_in_the_cache_of_a_batch_that_has_shrunk() -> None:
+    """On a GPU: there a batch is left for a smaller one."""
     model, _ = asrd.load("tiny-shift", dtype=torch.float64)
     some = held_out(8, "hard")
     settings: dict[str, Any] = {"decoder": "loo", "kv_cache": "prefix", "max_new_tokens": 96, "block_length": 32}
     batch = collate(some)
     width = batch.prompt.shape[1]
-    together = asrd.fast_generate(model, batch.prompt, batch.attention_mask[:, :width], **settings)
+    with fixed_shapes(FakeGpu()):
+        together = asrd.fast_generate(
+            model, batch.prompt, batch.attention_mask[:, :width], cuda_graph=False, **settings
+        )
     for row, problem in enumerate(some):
         alone = asrd.fast_generate(model, torch.tensor([prompt_ids(problem)]), row_ids=[row], **settings)
         assert together[row, width:].tolist() == alone[0, -96:].tolist(), row
@@ -436,15 +568,20 @@ def events(case: Case, result: Any, schedule: SlowSchedule) -> Iterator[str]:
 
 def test_rows_share_forwards_without_much_waste() -> None:
     rng = random.Random(0)
+    batch = new_batch(model_of("llama", 0, False), IDS, max_new_tokens=12, block_length=4, kv_cache="dual")
+    cache, length = batch.cache, 20
     for _ in range(300):
-        length = rng.randint(1, 40)
-        counts = [rng.choice([0, length, rng.randint(0, length + 3)]) for _ in range(rng.randint(1, 9))]
-        groups = share_forwards(counts, length)
-        assert sorted(row for rows, _ in groups for row in rows) == [row for row, n in enumerate(counts) if n]
-        for rows, width in groups:
-            assert width == max(counts[row] for row in rows)
-            assert all(counts[row] == width if width == length else 3 * counts[row] >= 2 * width for row in rows)
-            assert len({counts[row] >= length for row in rows}) == 1, "slices and whole canvases apart"
+        counts = [rng.choice([0, length, rng.randint(0, length)]) for _ in range(rng.randint(1, 9))]
+        extra = [rng.randint(0, 3) for _ in counts]
+        parts = cache.plan(lambda _, due=[counts, extra]: due)
+        coming = sorted(zip(counts, extra, strict=True), key=lambda due: -due[0])  # in the order of `cache.order`
+        for size, width, appended in parts:
+            rows, coming = coming[:size], coming[size:]
+            assert width == rows[0][0]
+            assert appended == max(number for _, number in rows)
+            assert all(count == width if width == length else 3 * count >= 2 * width for count, _ in rows)
+            assert len({count == length for count, _ in rows}) == 1, "slices and whole canvases apart"
+        assert not any(count for count, _ in coming)
 
 
 def test_a_forward_brings_what_is_due_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

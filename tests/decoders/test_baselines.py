@@ -18,12 +18,13 @@ from torch import Tensor
 import asrd
 from asrd import arguments
 from asrd.config import AsrdConfig
-from asrd.decoders import DECODERS, Decoder, WinoDecoder
-from asrd.engine.decoder import Selection
-from asrd.engine.loop import Run, forward, head, step
-from asrd.engine.request import prepare
+from asrd.decoders import DECODERS, Decoder
+from asrd.engine.batch import Batch
+from asrd.engine.device.gpu import fixed_shapes
+from asrd.engine.step import step
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats, new_stats
+from asrd_kernels import DecodeState, VocabStats, write
+from tests.support.batches import new_batch
 from tests.support.fake_gpu import HostReads
 from tests.support.remote_models import DreamConfig, DreamModel, LLaDAConfig, LLaDAModelLM, randomise
 from tests.support.table_models import TableModel, TableSpec, make_llama, make_qwen2
@@ -159,25 +160,21 @@ def test_what_is_streamed_as_final_is_never_taken_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_fixed_slots_decide_as_picked_rows_do_and_read_nothing_back(name: str) -> None:
+def test_fixed_shapes_decide_as_picked_positions_do_and_read_nothing_back(name: str) -> None:
     adapter = ModelAdapter(real_model(name, 1))
     settings = {"max_new_tokens": 13, "block_length": 5} | VARIANTS[name][0]
-    chosen = DECODERS[settings["decoder"]]
-    config = AsrdConfig(**settings)
-    config.block_length = chosen.block_length(config)
+    picked = new_batch(adapter, IDS, MASK, **settings)
+    with fixed_shapes():
+        fixed = new_batch(adapter, IDS, MASK, **settings)
     with torch.no_grad():
-        request = prepare(adapter, config, IDS, MASK)
-        runs = [Run.of(adapter, request, fixed) for fixed in (False, True)]
-        decoders = [chosen(request, adapter.table.detach()) for _ in runs]
-        buffers = [new_stats(decoder.state, decoder.extra_rows) for decoder in decoders]
-        for _ in range(decoders[0].max_steps(request.length)):
-            step(runs[0], decoders[0], buffers[0])
+        for _ in range(picked.decoder.max_steps(13)):
+            step(picked)
             with HostReads() as reads:
-                step(runs[1], decoders[1], buffers[1])
+                step(fixed)
             assert reads.found == []
-            assert torch.equal(decoders[0].state.tokens, decoders[1].state.tokens)
-            assert torch.equal(decoders[0].state.done, decoders[1].state.done)
-    assert decoders[0].state.done.all()
+            assert torch.equal(picked.state.tokens, fixed.state.tokens)
+            assert torch.equal(picked.state.done, fixed.state.done)
+    assert picked.state.done.all()
 
 
 # --- WINO's shadow ---------------------------------------------------------------------------------------------------
@@ -190,27 +187,34 @@ def one_layer(name: str) -> Any:
     return model
 
 
+def hidden_states(batch: Batch) -> Tensor:
+    """[B, L + W, D] of a forward pass of the canvas and the appended rows."""
+    state, appended = batch.state, batch.decoder.append(batch.state)
+    batch.cache.prepare(batch.decoder.embed(state), appended, state)
+    for part in batch.cache.plan(batch.read):
+        batch.cache.forward(part, appended, state)
+    return batch.cache.hidden.clone()
+
+
 @pytest.mark.parametrize("name", ["wino", "wino-shifted"])
 def test_a_shadow_row_sees_everything_but_the_token_that_it_checks(name: str) -> None:
     adapter = ModelAdapter(one_layer(name))
-    config = AsrdConfig(max_new_tokens=8, block_length=4, **VARIANTS[name][0])
+    batch = new_batch(adapter, IDS, MASK, max_new_tokens=8, block_length=4, **VARIANTS[name][0])
+    state, prompt = batch.state, IDS.shape[1]
+    places = [*range(prompt - adapter.shift, prompt + 8 - adapter.shift), *range(prompt + 8, prompt + 12)]
     with torch.no_grad():
-        request = prepare(adapter, config, IDS, MASK)
-        run, decoder = Run.of(adapter, request), WinoDecoder(request, adapter.table.detach())
-        decoder.state.active.fill_(1)  # the second block, the first being complete
-        decoder.state.generated[:, :6] = torch.tensor([2, 3, 4, 5, 6, 7])
+        state.active.fill_(1)  # the second block, the first being complete
+        state.generated[:, :6] = torch.tensor([2, 3, 4, 5, 6, 7])
 
         def read() -> Tensor:
-            hidden = forward(run, decoder.embed(), decoder.state, decoder.attention_layout())
-            rows = torch.arange(3).repeat_interleave(12)
-            return head(run, hidden, Selection(rows, torch.arange(12).repeat(3))).unflatten(0, (3, 12))
+            return adapter.head(hidden_states(batch)[:, places])
 
         before = read()
         for position in range(8):
-            kept = decoder.state.generated[:, position].clone()
-            decoder.state.generated[:, position] = 9
+            kept = state.generated[:, position].clone()
+            state.generated[:, position] = 9
             changed = (read() != before).any(2)
-            decoder.state.generated[:, position] = kept
+            state.generated[:, position] = kept
             unchanged = [j for j in range(4) if not changed[:, 8 + j].any()]
             assert unchanged == ([position - 4] if position >= 4 else [])
             assert changed[:, :8].all()  # a row of the canvas sees everything
@@ -219,15 +223,15 @@ def test_a_shadow_row_sees_everything_but_the_token_that_it_checks(name: str) ->
 @pytest.mark.parametrize("name", ["wino", "wino-shifted"])
 def test_the_canvas_does_not_notice_the_shadow(name: str) -> None:
     adapter = ModelAdapter(real_model(name, 3))
-    config = AsrdConfig(max_new_tokens=7, block_length=4, **VARIANTS[name][0])
+    settings = {"max_new_tokens": 7, "block_length": 4}
+    shadowed = new_batch(adapter, IDS, MASK, **settings | VARIANTS[name][0])
+    shadowed.state.active.copy_(torch.tensor([0, 1, 1]))
+    plain = new_batch(adapter, IDS, MASK, decoder="threshold", **settings)
     with torch.no_grad():
-        request = prepare(adapter, config, IDS, MASK)
-        run, decoder = Run.of(adapter, request), WinoDecoder(request, adapter.table.detach())
-        decoder.state.active.copy_(torch.tensor([0, 1, 1]))
-        with_shadow = forward(run, decoder.embed(), decoder.state, decoder.attention_layout())[:, : IDS.shape[1] + 7]
-        without = forward(run, Decoder.embed(decoder), decoder.state)
-        real = request.attention.bool() if request.attention is not None else None
-    torch.testing.assert_close(with_shadow[real], without[real])
+        with_shadow, without = hidden_states(shadowed), hidden_states(plain)
+    canvas, real = IDS.shape[1] + 7, plain.state.real
+    assert with_shadow.shape[1] > without.shape[1] == canvas
+    torch.testing.assert_close(with_shadow[:, :canvas][real], without[real])
 
 
 def test_wino_decides_alike_in_every_attention_that_can_hide_positions() -> None:
@@ -351,7 +355,7 @@ def test_no_setting_that_a_decoder_reads_is_said_to_do_nothing(name: str, caplog
 def guide_decoder() -> str:
     text = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     section = text.split("## A decoder of your own")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[0]
+    return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)[1]  # the second one revokes
 
 
 def test_the_guides_decoder_runs_as_it_is_printed() -> None:
@@ -382,7 +386,7 @@ def test_an_unknown_statistic_is_refused_by_name() -> None:
     class Curious(Decoder):
         extra_stats = ("mood",)
 
-        def commit(self, stats: VocabStats, mood: Tensor) -> None:  # type: ignore[override]
+        def commit(self, state: DecodeState, stats: VocabStats) -> None:
             raise AssertionError("never reached")
 
     DECODERS["curious"] = Curious
@@ -392,18 +396,18 @@ def test_an_unknown_statistic_is_refused_by_name() -> None:
         del DECODERS["curious"]
 
 
-def test_margin_and_named_are_what_they_say_to_the_decoder_that_asks() -> None:
-    seen: list[tuple[Tensor, ...]] = []
+def test_extra_statistics_are_what_they_say_to_the_decoder_that_asks() -> None:
+    seen: list[tuple[Tensor, VocabStats]] = []
 
     class Asking(Decoder):
         extra_stats = ("margin", "token_prob")
 
-        def tokens_to_score(self) -> Tensor:
-            return torch.full_like(self.state.generated, 4)
+        def wanted(self, state: DecodeState) -> Tensor:
+            return state.inside
 
-        def commit(self, stats: VocabStats, margin: Tensor, token_prob: Tensor) -> None:  # type: ignore[override]
-            seen.append((stats.confidence.clone(), margin, token_prob))
-            self.apply(stats.top1, self.state.guided)
+        def commit(self, state: DecodeState, stats: VocabStats) -> None:
+            seen.append((state.tokens.clone(), stats))
+            write(state, stats.top1, state.masks & (state.masks.cumsum(1) <= 2))
 
     DECODERS["asking"] = Asking
     model = TableModel(TableSpec(seed=2, eos_token_id=None))
@@ -411,15 +415,18 @@ def test_margin_and_named_are_what_they_say_to_the_decoder_that_asks() -> None:
         asrd.fast_generate(model, IDS[1:2], decoder="asking", max_new_tokens=6, block_length=6)
     finally:
         del DECODERS["asking"]
-    with torch.no_grad():
-        canvas = torch.cat([IDS[1:2], torch.full((1, 6), 11)], dim=1)
-        logits = model(model.embed_tokens(canvas)).logits[0, 4:].clone()
-    logits[:, 11] = -torch.inf
-    probabilities = logits.softmax(1)
-    best = probabilities.sort(dim=1, descending=True).values
-    torch.testing.assert_close(seen[0][0][0], best[:, 0])
-    torch.testing.assert_close(seen[0][1][0], best[:, 0] - best[:, 1])
-    torch.testing.assert_close(seen[0][2][0], probabilities[:, 4])
+    assert [int((canvas == 11).sum()) for canvas, _ in seen] == [6, 4, 2]
+    for canvas, stats in seen:
+        with torch.no_grad():
+            logits = model(model.embed_tokens(canvas)).logits[0, 4:].clone()
+        logits[:, 11] = -torch.inf
+        probabilities = logits.softmax(1)
+        best = probabilities.sort(dim=1, descending=True).values
+        assert stats.margin is not None
+        assert stats.token_prob is not None
+        torch.testing.assert_close(stats.confidence[0], best[:, 0])
+        torch.testing.assert_close(stats.margin[0], best[:, 0] - best[:, 1])
+        torch.testing.assert_close(stats.token_prob[0], probabilities.gather(1, canvas[0, 4:, None])[:, 0])
 
 
 def test_reads_name_real_settings_and_miss_none_of_a_decoders_own() -> None:

@@ -80,6 +80,23 @@ def test_rows_at_boundaries_of_their_own_do_not_disturb_each_other(joint: bool) 
         batch(seed, joint)
 
 
+@pytest.mark.parametrize("decoder", ["asrd", "loo"])
+def test_log_probabilities_are_those_of_every_way(decoder: str) -> None:
+    saved = 0
+    for seed in range(100, 106):
+        model, prompt, rule = case(seed, False, decoder)
+        chosen: dict[str, Any] = {"max_new_tokens": 4 * rule.block, "early_stop": False, "decoder": decoder}
+        chosen |= {"logprobs": True, "return_dict_in_generate": True}
+        chosen |= {"strategy": "dynamic", "threshold": 0.5} if decoder == "asrd" else {}
+        out = {way: asrd.fast_generate(model, torch.tensor([prompt]), boundary=way, **chosen) for way in WAYS}
+        for way in ("merged", "fused"):
+            for name, values in out[way].logprobs._asdict().items():
+                wanted = getattr(out["apart"].logprobs, name)
+                torch.testing.assert_close(values, wanted, rtol=0, atol=1e-9, equal_nan=True, msg=f"{way} {name}")
+        saved += int(out["merged"].forwards - out["fused"].forwards)
+    assert saved > 0, "nothing was fused"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("joint", [False, True], ids=["quota", "joint"])
 def test_many_boundaries(joint: bool) -> None:

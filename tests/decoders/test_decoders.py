@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import asrd
-from asrd.decoders import DECODERS, AsrdDecoder, PlainDecoder
-from asrd_kernels import VocabStats
+from asrd.decoders import DECODERS, AsrdDecoder, Decoder
+from asrd_kernels import DecodeState, VocabStats
 from tests.support.table_models import TableModel, TableSpec, make_llama
 
 
@@ -146,12 +146,12 @@ def test_the_control_revokes_as_many_as_the_checks_refuse_but_others() -> None:
     seen: list[tuple[int, int, bool]] = []
 
     class Watched(DECODERS["random-revocation"]):  # type: ignore[misc]
-        def commit(self, stats: VocabStats) -> None:
-            before, pending = self.state.revoked.clone(), self.state.pending.clone()
-            refused = pending & (stats.top1 != self.state.generated)
-            super().commit(stats)
-            taken_back = pending & (self.state.generated == self.rules.mask_id)
-            revoked = int((self.state.revoked - before).sum())
+        def commit(self, state: DecodeState, stats: VocabStats) -> None:
+            before, pending = state.revoked.clone(), state.pending.clone()
+            refused = pending & (stats.top1 != state.generated)
+            super().commit(state, stats)
+            taken_back = pending & (state.generated == self.rules.mask_id)
+            revoked = int((state.revoked - before).sum())
             seen.append((int(refused.sum()), revoked, bool((refused != taken_back).any())))
 
     DECODERS["watched"] = Watched
@@ -168,10 +168,11 @@ def test_the_control_revokes_as_many_as_the_checks_refuse_but_others() -> None:
 
 
 def test_a_decoder_of_the_users_own_is_one_class_and_one_line() -> None:
-    class LeftToRight(PlainDecoder):
+    class LeftToRight(Decoder):
         """Commits the leftmost mask."""
 
-        def choose(self, masks: Tensor, stats: VocabStats) -> Tensor:
+        def choose(self, state: DecodeState, stats: VocabStats) -> Tensor:
+            masks = state.active_masks
             return masks & (masks.cumsum(1) == 1)
 
     DECODERS["left-to-right"] = LeftToRight
@@ -185,3 +186,27 @@ def test_a_decoder_of_the_users_own_is_one_class_and_one_line() -> None:
     assert out.sequences[0].tolist() == canvas
     assert out.steps.item() == steps == 8
     assert DECODERS["asrd"] is AsrdDecoder
+
+
+def test_a_decoder_written_for_the_interface_before_is_refused_with_the_one_of_today() -> None:
+    with pytest.raises(TypeError, match=r"Old.commit: expected commit\(self, state, stats\)$"):
+
+        class Old(Decoder):
+            def commit(self, stats: VocabStats) -> None:  # type: ignore[override]
+                pass
+
+    with pytest.raises(TypeError, match=r"Older.choose: expected choose\(self, state, stats\)"):
+
+        class Older(AsrdDecoder):
+            def choose(self, masks: Tensor, stats: VocabStats) -> Tensor:  # type: ignore[override]
+                return masks
+
+    with pytest.raises(TypeError, match=r"Oldest.embed: expected embed\(self, state\)"):
+
+        class Oldest(AsrdDecoder):
+            def embed(self) -> Tensor:  # type: ignore[override]
+                return self.table
+
+    class Today(AsrdDecoder):  # a further argument with a default does no harm
+        def commit(self, state: DecodeState, stats: VocabStats, more: int = 0) -> None:
+            super().commit(state, stats)

@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,14 @@ from torch import Tensor
 import asrd
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS, Decoder
-from asrd.engine.batch import Batch, size_for
+from asrd.engine.batch import Batch
 from asrd.engine.device import gpu as gpu_module
 from asrd.engine.device import graph
-from asrd.engine.group import Group
-from asrd.many import KINDS, Engine, generate_many
-from asrd_kernels import VocabStats
+from asrd.engine.scheduler import size_for
+from asrd.engine.shaping import Shaping
+from asrd.many import DECODERS as REMEMBERED
+from asrd.many import Engine, generate_many
+from asrd_kernels import DecodeState, Rows, VocabStats, write
 from tests.support.fake_gpu import FakeGpu
 from tests.support.remote_models import LLaDAConfig, LLaDAModelLM, randomise
 from tests.support.smooth_models import SmoothModel, SmoothSpec
@@ -79,18 +82,30 @@ def test_a_request_without_a_prompt_hurts_no_other() -> None:
 
 
 def test_sets_of_allowed_tokens_with_equal_hashes_are_not_taken_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asrd.many.hash", lambda value: 0, raising=False)
+    monkeypatch.setattr(Shaping, "__hash__", lambda self: 0)
     engine = Engine(MODEL, slots=2, **SETTINGS)
     handles = [engine.submit([2, 3, 4], allowed={0: [token]}) for token in (5, 6)]
     list(engine.run())
     assert [handle.result.tokens[0] for handle in handles if handle.result is not None] == [5, 6]
 
 
-def test_no_more_sets_of_allowed_tokens_are_remembered_than_settings() -> None:
+def test_no_more_settings_are_remembered_than_there_is_room_for() -> None:
     engine = Engine(MODEL, slots=2, **SETTINGS)
-    for number in range(KINDS + 9):
-        engine.submit([2, 3], allowed={0: [2 + bit for bit in range(7) if (number + 1) >> bit & 1]})
-    assert len(engine._kinds) == KINDS
+    for number in range(REMEMBERED + 9):
+        engine.submit([2, 3], threshold=number / 100)
+    assert len(engine._decoders) == REMEMBERED
+    found = sorted(engine.run(), key=lambda result: result.index)
+    assert [got(result) for result in found] == [
+        alone(MODEL, [2, 3], index, threshold=index / 100) for index in range(REMEMBERED + 9)
+    ]
+
+
+def test_requests_with_the_same_sets_of_allowed_tokens_share_a_batch() -> None:
+    engine = Engine(MODEL, slots=4, **SETTINGS)
+    for tokens in ([5, 6], [6, 5], [7]):
+        engine.submit([2, 3, 4], allowed={0: tokens})
+    engine.step()
+    assert sorted(len(batch.requests) for batch in engine._scheduler.batches.values()) == [1, 2]
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
@@ -219,27 +234,32 @@ class BreaksDown(SmoothModel):
         return SimpleNamespace(logits=logits.masked_fill(broken[:, None, None], torch.nan))
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("decoder", ["asrd", "standard", "factor", "saber"])
 @pytest.mark.parametrize("masks", [12, 5])
 def test_unreadable_logits_end_one_request_and_hurt_no_other(
-    masks: int, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+    masks: int, decoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = BreaksDown(9, masks)
-    suppress = {"suppress_tokens": [9]}
+    own = {"suppress_tokens": [9], "block_length": 4, "max_new_tokens": 12, "decoder": decoder}
     given = [[5, 4], [9, 3, 4], [7], [2, 2, 2], [3, 9]]
-    wanted = {i: alone(model, given[i], i, **suppress) for i in (0, 2, 3)}
-    if on_gpu:
-        stand_in(monkeypatch)
-    engine = Engine(model, slots=3, **SETTINGS, **suppress)
-    handles = [engine.submit(prompt) for prompt in given]
-    assert len(list(engine.run())) == 5
-    for index, handle in enumerate(handles):
+    wanted = {i: alone(model, given[i], i, threshold=0.7, **own) for i in (0, 2, 3)}
+    found = []
+    for on_gpu in (False, True):
+        if on_gpu:
+            stand_in(monkeypatch)
+        engine = Engine(model, slots=3, **own)
+        handles = [engine.submit(prompt) for prompt in given]
+        assert len(list(engine.run())) == 5
+        found.append([handle.result for handle in handles])
+    assert found[0] == found[1]  # that the host learns of it late changes nothing
+    for index, result in enumerate(found[0]):
         if index in wanted:
-            assert got(handle.result) == wanted[index]
+            assert got(result) == wanted[index]
             continue
-        assert handle.result.finish_reason == "error"
-        assert "logits for this request are NaN, +inf or nothing but -inf at forward pass" in handle.result.error
-        assert (handle.result.steps == 1) == (masks == 12) or on_gpu
+        assert result.finish_reason == "error"
+        words = "logits for this request are NaN, +inf or nothing but -inf at forward pass"
+        assert f"{words} {result.steps}:" in result.error
+        assert (result.steps == 1) == (masks == 12)
 
 
 def test_settings_that_fit_no_request_are_refused_by_the_engine() -> None:
@@ -300,30 +320,33 @@ def test_a_slot_is_refilled_at_the_next_step_and_no_more_rows_run_than_there_are
 
 
 def test_a_refill_writes_into_the_slot_and_moves_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of one size in a full batch: its tensors stay where they are, and of the other rows nothing changes."""
+    """Requests of one size in a full batch: its tensors stay where they are, and of the other rows nothing changes."""
     batches, moved = [], Counter[str]()
-    put = Batch.put
+    fill = Batch.fill
 
-    def watched(self: Batch, source: Batch, rows: Any, slots: Any) -> None:
-        others = [slot for slot in range(len(self.tags)) if slot not in slots]
-        before = self.decoder.state.tokens[others].clone(), self.decoder.state.ring[others].clone()
-        put(self, source, rows, slots)
-        assert torch.equal(self.decoder.state.tokens[others], before[0])
-        assert torch.equal(self.decoder.state.ring[others], before[1])
-        moved["rows"] += len(slots)
+    def watched(self: Batch, requests: Any) -> None:
+        others = [slot for slot, request in enumerate(self.requests) if request is not None]
+        tensors = self.state.tensors()
+        before = {name: tensor[others].clone() for name, tensor in tensors.items()}
+        fill(self, requests)
+        for name, tensor in self.state.tensors().items():
+            assert tensor is tensors[name]
+            assert torch.equal(tensor[others], before[name]), name
+        moved["rows"] += len(requests)
 
-    monkeypatch.setattr(Batch, "put", watched)
+    monkeypatch.setattr(Batch, "fill", watched)
     engine = Engine(MODEL, slots=3, **SETTINGS)
     for prompt in [[3, 4], [5, 6], [7, 8], [2, 9], [4, 4], [6, 7], [8, 3]]:
         engine.submit(prompt)
     while engine._scheduler.waiting:
         engine.step()
-        batches.append(engine._scheduler.groups[0].batch)
+        batches.append(next(iter(engine._scheduler.batches.values())))
     assert len(set(map(id, batches))) == 1
-    assert moved["rows"] >= 3
+    assert moved["rows"] == 7
 
 
-def test_rows_that_are_done_cost_nothing_when_nobody_waits() -> None:
+@pytest.mark.parametrize("watched", [False, True])
+def test_rows_that_are_done_cost_nothing_when_nobody_waits(watched: bool) -> None:
     """In the engine and in `fast_generate`: the rows of the forwards are those that are not done."""
     model = TableModel(TableSpec(seed=4, eos_bonus=0.5))
     model_rows: list[int] = []
@@ -332,40 +355,63 @@ def test_rows_that_are_done_cost_nothing_when_nobody_waits() -> None:
     ids = torch.tensor([[3, 4], [5, 6], [7, 8], [2, 9], [4, 4]])
     asrd.fast_generate(model, ids[:1], **SETTINGS)  # probes
     model_rows.clear()
-    out = asrd.fast_generate(model, ids, return_dict_in_generate=True, **SETTINGS)
+    shown: list[int] = []
+    observers = [lambda state: shown.append(len(state.tokens))] if watched else []
+    out = asrd.fast_generate(model, ids, return_dict_in_generate=True, observers=observers, **SETTINGS)
     steps = out.steps.tolist()
     assert len(set(steps)) > 2
     wanted = [sum(step > number for step in steps) for number in range(max(steps))]
     assert model_rows == wanted
-    model_rows.clear()
-    watched = asrd.fast_generate(model, ids, observers=[lambda state: None], **SETTINGS)
-    assert torch.equal(watched, out.sequences)
-    assert model_rows == [5] * max(steps)  # observers see every row to the end
+    assert shown == [5] * max(steps) * watched  # observers see every row to the end
     list(generate_many(model, ids[:1], **SETTINGS))  # probes
     model_rows.clear()
-    list(generate_many(model, ids, slots=5, **SETTINGS))
+    many = [lambda state, requests: None] if watched else []
+    list(generate_many(model, ids, slots=5, observers=many, **SETTINGS))
     assert model_rows == wanted
 
 
-def test_shapes_on_a_gpu_are_powers_of_two() -> None:
-    assert [size_for(rows, 0, fixed=True) for rows in (1, 2, 3, 5, 16, 17)] == [1, 2, 4, 8, 16, 32]
-    assert [size_for(rows, 8, fixed=True) for rows in (8, 7, 5, 4, 3, 2, 1)] == [8, 8, 8, 4, 4, 2, 1]
-    assert [size_for(rows, 8, fixed=False) for rows in (9, 8, 1)] == [9, 8, 1]
+def test_sizes_of_batches_on_a_gpu_are_powers_of_two() -> None:
+    assert [size_for(rows, 1) for rows in (1, 2, 3, 5, 16, 17)] == [1, 2, 4, 8, 16, 32]
+    assert [size_for(rows, 8) for rows in (8, 7, 5, 4, 3, 2, 1)] == [8, 8, 8, 4, 4, 2, 1]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_batch_grows_and_on_a_gpu_shrinks_with_its_requests(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = TableModel(TableSpec(seed=4, eos_token_id=None)), []
+    prompt, lengths = [3, 4], (2, 16, 4, 4, 4)
+    wanted = [alone(model, prompt, i, max_new_tokens=n, decoder="standard") for i, n in enumerate(lengths)]
+    if on_gpu:
+        stand_in(monkeypatch)
+    engine = Engine(model, slots=8, decoder="standard", block_length=4, cuda_graph=False)
+    handles = [engine.submit(prompt, max_new_tokens=16, row_id=9)]  # the longest; it opens the canvas
+    for number, length in enumerate(lengths):
+        if number in (0, 1, 2):
+            handles.append(engine.submit(prompt, max_new_tokens=length, row_id=number))
+            if number == 2:
+                handles += [engine.submit(prompt, max_new_tokens=4, row_id=row) for row in (3, 4)]
+            engine.step()
+            sizes.append([len(batch.requests) for batch in engine._scheduler.batches.values()])
+    while engine.pending:
+        engine.step()
+        sizes.append([len(batch.requests) for batch in engine._scheduler.batches.values()])
+    assert [got(handle.result) for handle in handles[1:]] == wanted
+    flat = [size for several in sizes for size in several]
+    assert flat == sorted(flat) if not on_gpu else sorted(set(flat)) == [1, 2, 4, 8], sizes
 
 
 # --- canvases --------------------------------------------------------------------------------------------------------
 
 
 def canvases(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The sizes of the groups that are made from now on."""
+    """The sizes of the canvases that are opened from now on."""
     made: list[tuple[int, int]] = []
-    plain = Group.__init__
+    plain = Batch.__init__
 
-    def noted(self: Group, kind: Any, width: int, length: int, *rest: Any) -> None:
-        made.append((width, length))
-        plain(self, kind, width, length, *rest)
+    def noted(self: Batch, decoder: Decoder, size: int, canvas: tuple[int, int], *rest: Any) -> None:
+        made.extend([canvas] if canvas not in made else [])
+        plain(self, decoder, size, canvas, *rest)
 
-    monkeypatch.setattr(Group, "__init__", noted)
+    monkeypatch.setattr(Batch, "__init__", noted)
     return made
 
 
@@ -390,10 +436,9 @@ def test_requests_of_one_size_are_not_padded(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(5):
         engine.submit([3] * 19)
     engine.step()
-    (group,) = engine._scheduler.groups
+    (batch,) = engine._scheduler.batches.values()
     assert made == [(19, 21)]
-    assert group.batch is not None
-    assert not group.batch.padded
+    assert not batch.state.padded
     list(engine.run())
     assert engine.usage.wasted == 0
 
@@ -429,33 +474,36 @@ def test_where_padding_counts_against_the_context_a_canvas_keeps_within_it(monke
 # --- decoders of one's own -------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Turns(Rows):
+    turn: Tensor  # [B] bool
+
+
 class Patient(Decoder):
     """Commits the leftmost mask, but only in every second step; remembers for each row whether it was its turn."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.memory = {"turn": torch.zeros(len(self.state.step), dtype=torch.bool)}
-        self.unrelated = torch.arange(3)
 
     def max_steps(self, length: int) -> int:
         return 2 * length
 
-    def commit(self, stats: VocabStats) -> None:  # type: ignore[override]
-        masks = self.masked
+    def rows(self, state: DecodeState) -> Turns:
+        return Turns(torch.zeros_like(state.done))
+
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        masks = state.active_masks
         leftmost = masks & (masks.cumsum(1) == 1)
-        self.memory["turn"].logical_not_()
-        self.apply(stats.top1, leftmost & ~self.memory["turn"][:, None])
+        state.own.turn.logical_not_()
+        write(state, stats.top1, leftmost & ~state.own.turn[:, None])
 
 
 class Endless(Decoder):
     """Never commits anything."""
 
-    def commit(self, stats: VocabStats) -> None:  # type: ignore[override]
-        self.apply(stats.top1, torch.zeros_like(self.masked))
+    def choose(self, state: DecodeState, stats: VocabStats) -> Tensor:
+        return torch.zeros_like(state.active_masks)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_a_decoder_that_knows_nothing_of_slots_works(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_decoder_of_ones_own_keeps_of_a_row_moves_with_it(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DECODERS, "patient", Patient)
     own = [{"max_new_tokens": length} for length in (3, 5, 4, 1, 5, 3, 2, 3)]
     wanted = [alone(MODEL, p, i, decoder="patient", **s) for i, (p, s) in enumerate(zip(prompts(8), own, strict=True))]
@@ -538,10 +586,10 @@ def test_a_graph_is_recorded_once_a_shape_and_refills_are_replayed(monkeypatch: 
         list(engine.run())
         assert [got(handle.result) for handle in handles] == wanted
         captures.append(gpu.count("capture"))
-    sizes = {key for group in engine._scheduler.groups for key in group.kept}
-    assert sizes == {(4, True), (2, True), (1, True)}
+    sizes = [size for _, size in engine._scheduler.idle] + [len(b.requests) for b in engine._scheduler.batches.values()]
+    assert sorted(sizes) == [2, 4]  # the last two end together, which is known before one would move
     assert captures[0] >= 1
-    assert captures[2:] == [len(sizes)] * 2, "one for each shape, and none for a refill"
+    assert captures[2:] == [3 * len(sizes)] * 2, "three for each shape, and none for a refill"
     assert gpu.count("replay") > 80
 
 
@@ -573,5 +621,7 @@ def test_no_request_is_lost_or_doubled_and_memory_does_not_grow(number: int) -> 
     finally:
         tracemalloc.stop()
     assert seen == Counter(range(number))
-    assert len(engine._kinds) == 1
+    assert len(engine._decoders) == 1
+    assert not engine._scheduler.idle
+    assert len(engine._scheduler.batches) <= 4
     assert max(sizes[len(sizes) // 2 :]) < max(sizes[: len(sizes) // 2]) + 200_000

@@ -9,7 +9,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,16 +19,14 @@ from torch import Tensor, nn
 
 import asrd
 from asrd.config import AsrdConfig
-from asrd.decoders import DECODERS, AsrdDecoder, Decoder, find_decoder
-from asrd.engine.batch import Batch, decode
+from asrd.decoders import DECODERS, AsrdDecoder, Decoder
+from asrd.engine.batch import Batch
 from asrd.engine.device import graph
 from asrd.engine.device.gpu import fixed_shapes
-from asrd.engine.loop import Run, select
 from asrd.engine.observers.inspector import Inspector
-from asrd.engine.request import prepare
-from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats
+from asrd_kernels import DecodeState, Rows, VocabStats
 from tests.decoders.test_baselines import IDS, MASK, VARIANTS, real_model
+from tests.support.batches import new_batch, run
 from tests.support.fake_gpu import NOT_PERMITTED, FakeGpu
 from tests.support.smooth_models import SmoothModel, SmoothSpec
 from tests.support.table_models import TableModel, TableSpec, make_llama
@@ -43,6 +41,7 @@ ASRD: dict[str, tuple[dict[str, Any], bool]] = {
 EVERY = ASRD | VARIANTS
 RESULTS = ("sequences", "steps", "drafted", "revoked", "anchors", "tokens_per_forward")
 LENGTH = 13
+PARTS = 3  # graphs of a step without a cache: embed, forward, commit
 VOCABULARY = {"vocab_size": 12, "mask_token_id": 11}
 
 
@@ -82,14 +81,12 @@ def asrd_model(name: str, seed: int, **options: Any) -> Any:
 # --- same results ----------------------------------------------------------------------------------------------------
 
 
-def forwards(steps: list[int], most: int) -> list[tuple[int, bool]]:
+def forwards(steps: list[int], most: int) -> list[int]:
     """How many forward passes three rows take together, and the last of them alone, where the host learns a forward
-    pass late that a row is done, or at once when it waits: before rows are dropped, and when the budget is used up."""
+    pass late that a row is done, or at once when the budget is used up."""
     _, second, last = sorted(steps)
-    together = min(second + 1, most)
-    if last <= together:
-        return [(together, last == together)]
-    return [(together, True), (min(last + 1, most) - together, last == most)]
+    together, total = min(second + 1, most), min(last + 1, most)
+    return [together, total - together] if total > together else [together]
 
 
 def looks(number: int, waits: bool) -> list[str]:
@@ -111,62 +108,69 @@ def test_late_looks_and_graphs_change_no_result(name: str, seeds: range) -> None
 
         most = int(EVERY[name][0].get("steps", LENGTH)) if "alg" in EVERY[name][0] else LENGTH
         batches = forwards(wanted.steps.tolist(), most)
-        assert late.calls == [call for number, waits in batches for call in looks(number, waits)]
-        assert recorded.count("send") == sum(number for number, _ in batches)
-        assert recorded.count("replay") == sum(max(number - graph.WARM_UP, 0) for number, _ in batches)
-        assert recorded.count("capture") == sum(number > graph.WARM_UP for number, _ in batches)
+        assert late.calls == looks(sum(batches), sum(batches) == most)
+        assert recorded.count("send") == sum(batches)
+        assert recorded.count("replay") == PARTS * sum(max(number - graph.WARM_UP, 0) for number in batches)
+        assert recorded.count("capture") == PARTS * sum(number > graph.WARM_UP for number in batches)
         steps = int(wanted.steps.max())
-        assert observed.count("send") == 0
-        assert observed.count("replay") == max(steps - graph.WARM_UP, 0)
+        assert [call for call in observed.calls if call in ("send", "wait")] == ["send", "wait"] * steps
+        assert observed.count("replay") == PARTS * max(steps - graph.WARM_UP, 0)
         replays += recorded.count("replay")
     assert replays > 0
 
 
-@pytest.mark.parametrize("name", ASRD)
-def test_slots_that_commit_writes_for_the_next_step_are_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Triton, in steps that are replayed: nothing but `commit` brings the slots up to date."""
-    replays = 0
-    for seed in range(6):
-        model, gpu = model_of(name, seed), FakeGpu()
-        wanted = generate(model, name)
-        with monkeypatch.context() as patch:
-            patch.setattr(AsrdDecoder, "keeps_slots", True)
-            same(generate(model, name, gpu, cuda_graph=True), wanted)
-        replays += gpu.count("replay")
-    assert replays > 0
-
-
-def test_slots_are_those_of_the_state_in_which_they_are_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsrdDecoder, "keeps_slots", True)
-    run, decoder = run_of(make_llama(0), "asrd", None)
-    decoder.state.active.fill_(1)
-    decoder.state.guided.copy_(decoder.state.block_of == 1)
-    position = select(run, decoder).position
-    assert position.view(decoder.state.active.shape[0], -1)[0].tolist() == [5, 6, 7, 8, 9, *[LENGTH] * 5]
-
-
-def run_of(model: Any, name: str, gpu: FakeGpu | None, **settings: Any) -> tuple[Run, Decoder]:
-    adapter = ModelAdapter(model)
-    config = AsrdConfig(**{"max_new_tokens": LENGTH, "block_length": 5} | EVERY[name][0] | settings)
-    chosen = find_decoder(config.decoder)
-    config.block_length = chosen.block_length(config)
-    chosen.check(config, adapter)
-    request = prepare(adapter, config, IDS, MASK)
-    return replace(Run.of(adapter, request, fixed=True), gpu=gpu), chosen(request, adapter.table.detach())
+def batch_of(model: Any, name: str, gpu: FakeGpu | None = None, **settings: Any) -> Batch:
+    """Before its first step, with the shapes of a GPU."""
+    with fixed_shapes(gpu):
+        common = {"max_new_tokens": LENGTH, "block_length": 5, "ids": IDS, "mask": MASK}
+        return new_batch(model, **common | EVERY[name][0] | settings)
 
 
 @pytest.mark.parametrize("name", EVERY)
 @torch.no_grad()
 def test_the_forward_pass_too_many_leaves_the_whole_state_as_it_is(name: str) -> None:
     for seed in (1, 3):
-        model = model_of(name, seed)
-        states = []
-        for gpu in (None, FakeGpu()):
-            run, decoder = run_of(model, name, gpu)
-            decode(Batch(run, decoder, range(len(IDS))), compact=False)
-            states.append(decoder.state)
-        for part in fields(states[0]):
-            assert torch.equal(getattr(states[0], part.name), getattr(states[1], part.name)), part.name
+        model, gpu = model_of(name, seed), FakeGpu()
+        batches = run(batch_of(model, name)), run(batch_of(model, name, gpu))
+        at_once, late = (batch.state.tensors() for batch in batches)
+        for part in at_once:
+            if not part.startswith("own"):  # what nobody looks at any more
+                assert torch.equal(at_once[part], late[part]), part
+        steps = int(at_once["step"].max())
+        assert gpu.count("send") == min(steps + 1, batches[0].decoder.max_steps(LENGTH))
+
+
+@torch.no_grad()
+def test_a_late_report_of_a_row_speaks_of_its_owner_of_then_only() -> None:
+    """A request is taken out and another takes its place, while a report that the row is done is under way."""
+    model, settings = make_llama(3, eos_token_id=None), {"steps": None, "cuda_graph": False, "max_new_tokens": 5}
+    alone, batch = batch_of(model, "standard", **settings), batch_of(model, "standard", FakeGpu(), **settings)
+    (wanted, *_), (fresh, *_) = alone.live, batch_of(model, "standard", **settings).live
+    run(alone)
+    batch.step()
+    batch.state.done[0] = True  # as if its text had ended
+    assert batch.step() == []  # sends a report that says so
+    batch.remove(batch.live[:1])
+    batch.fill([fresh])
+    assert batch.live[0] is fresh
+    batch.step()  # reads it
+    assert batch.live[0] is fresh
+    run(batch)
+    assert fresh.tokens == wanted.tokens
+    assert fresh.counts == wanted.counts
+
+
+@torch.no_grad()
+def test_reports_under_way_follow_the_rows_into_another_batch() -> None:
+    model, gpu = make_llama(3, eos_token_id=None), FakeGpu()
+    batch = batch_of(model, "standard", gpu, steps=4, block_length=LENGTH, cuda_graph=False)
+    for _ in range(4):
+        assert batch.step() == []
+    assert batch.state.done.all()
+    with fixed_shapes(gpu):
+        target = Batch(batch.decoder, 4, batch.canvas)
+    batch.move(target)
+    assert [request.index for request in target.step()] == [0, 1, 2]
 
 
 # --- unreadable logits -----------------------------------------------------------------------------------------------
@@ -209,7 +213,8 @@ def test_two_real_steps_warm_up_then_one_capture_then_replays() -> None:
     assert out.steps.tolist() == [6, 6, 6]
     late = ["send", "wait"]
     assert gpu.calls == [
-        *["aside", "send"], *["aside", "watch", *late], "capture", *["replay", *late] * 5,
+        *["aside"] * PARTS, "send", *["aside", "watch"] * PARTS, *late, *["capture", "replay"] * PARTS, *late,
+        *[*["replay"] * PARTS, *late] * 4,
     ]  # fmt: skip
 
 
@@ -241,7 +246,7 @@ def test_the_garbage_collector_rests_during_a_capture_only(error: Exception | No
         assert gc.isenabled() == collecting
     finally:
         (gc.enable if was else gc.disable)()
-    assert gpu.collecting == [False]
+    assert gpu.collecting == [False] * (1 if error else PARTS)
 
 
 # --- giving way ------------------------------------------------------------------------------------------------------
@@ -275,7 +280,7 @@ def test_a_model_that_makes_the_host_wait_is_found_out_before_a_capture(caplog: 
     model = TableModel(TableSpec(seed=3, eos_token_id=None))  # compares position ids in a padded batch
     wanted, gpu = generate(model), FakeGpu()
     same(generate(model, gpu=gpu), wanted)
-    assert gpu.count("aside") == graph.WARM_UP
+    assert gpu.count("aside") == PARTS + 2  # of the second step, the forward pass is the last part
     assert gpu.count("capture") == 0
     assert [text.split(": ", 2)[2] for text in said(caplog)] == ["the host waits for the device in it (index, equal)"]
     alone = {"ids": IDS[1:2], "mask": None}  # no padding, nothing to compare; but of the model it is known now
@@ -289,14 +294,14 @@ class Hoarder(AsrdDecoder):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.kept = torch.zeros_like(self.state.step)
+        self.kept = torch.zeros(())
 
-    def confident(self) -> Tensor | bool:
+    def confident(self, state: DecodeState) -> Tensor | bool:
         self.kept = self.kept + 1
-        return (self.kept % 2 == 1)[:, None]
+        return self.kept % 2 == 1
 
-    def commit(self, stats: VocabStats) -> None:
-        super().commit(stats._replace(confidence=stats.confidence * self.confident()))
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        super().commit(state, stats._replace(confidence=stats.confidence * self.confident(state)))
 
 
 class Counting(Hoarder):
@@ -304,14 +309,38 @@ class Counting(Hoarder):
         super().__init__(*args)
         self.kept = [0]
 
-    def confident(self) -> bool:
+    def confident(self, state: DecodeState) -> bool:
         self.kept[0] += 1
         return self.kept[0] % 2 == 1
 
 
-@pytest.mark.parametrize("decoder", [Hoarder, Counting])
+@dataclass
+class Kept(Rows):
+    kept: Tensor  # [B]
+
+
+class OfRows(Hoarder):
+    """In what it keeps of each row."""
+
+    def rows(self, state: DecodeState) -> Kept:
+        return Kept(torch.zeros_like(state.step))
+
+    def confident(self, state: DecodeState) -> Tensor:
+        state.own.kept = state.own.kept + 1
+        return (state.own.kept % 2 == 1)[:, None]
+
+
+class NewRows(OfRows):
+    def confident(self, state: DecodeState) -> Tensor:
+        state.own = Kept(state.own.kept + 1)
+        return (state.own.kept % 2 == 1)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "place"), [(Hoarder, "kept"), (Counting, "kept"), (OfRows, "kept"), (NewRows, "own")]
+)
 def test_a_decoder_that_moves_what_it_keeps_is_found_out(
-    decoder: type[Decoder], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    decoder: type[Decoder], place: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(DECODERS, "hoarder", decoder)
     settings = {"decoder": "hoarder", "threshold": 0.3}
@@ -320,7 +349,7 @@ def test_a_decoder_that_moves_what_it_keeps_is_found_out(
     same(generate(model, gpu=gpu, **settings), wanted)
     assert gpu.count("capture") == 0
     (reason,) = said(caplog)
-    assert f"{decoder.__name__} puts new objects into kept in each step" in reason
+    assert f"{decoder.__name__} puts new objects into {place} in each step" in reason
 
     monkeypatch.setattr(graph, "_moved", lambda *_: [])  # unnoticed, it would go wrong
     wrong = generate(model, gpu=FakeGpu(), cuda_graph=True, **settings)

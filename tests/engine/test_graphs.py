@@ -12,17 +12,15 @@ import pytest
 import torch
 
 import asrd
-from asrd.config import AsrdConfig
-from asrd.decoders import AsrdDecoder
+from asrd.config import FIELDS
 from asrd.engine import scheduler
-from asrd.engine.caches import FixedForwards, Part, Schedule
+from asrd.engine.caches import CanvasCache
+from asrd.engine.caches.canvas import CanvasPart
 from asrd.engine.device import graph
 from asrd.engine.device.gpu import fixed_shapes
-from asrd.engine.loop import Run
-from asrd.engine.request import prepare
-from asrd.models.adapter import ModelAdapter
 from tests.decoders.test_baselines import VARIANTS, real_model
-from tests.engine.test_gpu_loop import EVERY, LENGTH, asrd_model, generate, same
+from tests.engine.test_gpu_loop import EVERY, LENGTH, PARTS, asrd_model, generate, same
+from tests.support.batches import new_batch
 from tests.support.fake_gpu import FakeGpu
 from tests.support.table_models import make_llama
 
@@ -79,41 +77,36 @@ def test_a_cached_step_is_three_graphs_and_one_wait_for_the_device() -> None:
     assert gpu.calls[-7 * 8 - 1 :] == settled * 8 + ["wait"]
 
 
-def forwards(rows: int = 6, **settings: Any) -> FixedForwards:
-    adapter = ModelAdapter(make_llama(0))
-    config = AsrdConfig(**{"max_new_tokens": 24, "block_length": 4, "kv_cache": "dual"} | settings)
-    request = prepare(adapter, config, torch.tensor([[2, 3, 4]]).repeat(rows, 1), None)
-    run = Run.of(adapter, request, fixed=True)
-    assert run.cache is not None
-    return FixedForwards(run.cache, rows, 1, request.prompt.device)
-
-
 @pytest.mark.parametrize(
     ("counts", "parts"),
     [
-        ([27] * 6, [Part("whole", 4), Part("whole", 2)]),
-        ([27, 4, 4, 27, 0, 27], [Part("slices", 4), Part("whole", 2), Part("whole", 1)]),
-        ([4, 8, 3, 0, 0, 0], [Part("slices", 8)]),
-        ([9, 0, 0, 0, 0, 0], [Part("slices", 16)]),
-        ([26, 0, 0, 0, 0, 0], [Part("slices", 27)]),  # no wider than the canvas
+        ([27] * 6, [(4, 27), (2, 27)]),
+        ([27, 4, 4, 27, 0, 27], [(6, 4), (2, 27), (1, 27)]),
+        ([4, 8, 3, 0, 0, 0], [(6, 8)]),
+        ([9, 0, 0, 0, 0, 0], [(6, 16)]),
+        ([26, 0, 0, 0, 0, 0], [(6, 26)]),  # narrower than the canvas, which is computed in its own way
         ([0] * 6, []),
     ],
 )
-def test_what_is_due_becomes_forwards_of_few_shapes(counts: list[int], parts: list[Part]) -> None:
-    assert forwards().plan(counts) == parts
+def test_what_is_due_becomes_forwards_of_few_shapes(counts: list[int], parts: list[tuple[int, int]]) -> None:
+    """Rows and width of each, on a canvas of 27 in blocks of 4."""
+    with fixed_shapes():
+        prompts = torch.tensor([[2, 3, 4]]).repeat(6, 1)
+        batch = new_batch(make_llama(0), prompts, max_new_tokens=24, block_length=4, kv_cache="dual")
+    assert batch.cache.plan(lambda _: [counts, [0] * 6]) == [CanvasPart(size, width, 0) for size, width in parts]
 
 
-def test_a_schedule_that_does_not_remember_in_place_would_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_does_not_remember_in_place_would_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would miss if a replay did not show it."""
-    due = Schedule.due
+    due = CanvasCache._due
 
-    def forgetful(self: Schedule, state: Any, probed: bool = True) -> Any:
-        self.before, self.probed, self.age = self.before.clone(), self.probed.clone(), self.age.clone()
-        return due(self, state, probed)
+    def forgetful(self: CanvasCache, state: Any) -> Any:
+        self.stored = self.stored.map(torch.clone)
+        return due(self, state)
 
     model, settings = make_llama(3, eos_token_id=None), {"kv_cache": "dual", "kv_refresh": 3}
     wanted = generate(model, "asrd", **settings)
-    monkeypatch.setattr(Schedule, "due", forgetful)
+    monkeypatch.setattr(CanvasCache, "_due", forgetful)
     same(generate(model, "asrd", **settings), wanted)  # unnoticed by the eager loop
     found = generate(model, "asrd", FakeGpu(), cuda_graph=True, **settings)
     assert not all(torch.equal(found[name], wanted[name]) for name in ("sequences", *COUNTERS))
@@ -135,7 +128,8 @@ def test_a_graph_is_recorded_once_per_shape_and_none_when_a_slot_is_refilled(cac
             handles = [engine.submit(**request) for request in requests]
             while engine._scheduler.waiting or engine._scheduler.running == 4:  # until the tail
                 engine.step()
-            assert {len(batch.tags) for batch in engine._scheduler._recent} == {4}
+            assert {len(batch.requests) for batch in engine._scheduler.batches.values()} == {4}
+            assert not engine._scheduler.idle
             counted.append((gpu.count("capture"), engine.graphs.count))
             for _ in engine.run():
                 pass
@@ -145,17 +139,17 @@ def test_a_graph_is_recorded_once_per_shape_and_none_when_a_slot_is_refilled(cac
     (few, _), (many, kept) = counted
     assert many == kept
     if cache is None:
-        assert few == many == 1
+        assert few == many == PARTS
     else:
         assert many <= 2 + 3 + 3  # embeddings and commit; whole canvases of 4, 2, 1; slices of 1, 2, 4 blocks
         assert many - few <= 1  # a shape that had not come up yet
 
 
 @pytest.mark.parametrize("cache", [None, "dual"])
-def test_refilled_slots_are_read_where_commit_says(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Triton: nothing but `commit` and the refill bring the slots of a row up to date."""
-    monkeypatch.setattr(AsrdDecoder, "keeps_slots", True)
-    model, settings = make_llama(5, eos_token_id=None), SETTINGS | {"kv_cache": cache}
+@pytest.mark.parametrize("decoder", ["asrd", "loo"])
+def test_refilled_rows_of_other_lengths_are_decoded_by_the_same_graphs(cache: Any, decoder: str) -> None:
+    model, settings = make_llama(5, eos_token_id=None), SETTINGS | {"kv_cache": cache, "decoder": decoder}
+    settings |= {"threshold": FIELDS["threshold"].default} if decoder == "loo" else {}
     requests = [([2 + i % 6, *[3, 4, 5][: i % 4]], 5 + 3 * (i % 3)) for i in range(9)]
     with on(FakeGpu()):
         engine = asrd.Engine(model, slots=2, cuda_graph=True, **settings)
@@ -182,23 +176,23 @@ def test_batches_that_are_left_keep_their_graphs_as_long_as_memory_allows(monkey
                 pass
             return gpu.count("capture") - before
 
-        assert decode(1, 8) == 1
+        assert decode(1, 8) == PARTS
         assert decode(1, 8) == 0  # the same canvas, the same batch
-        assert decode(1, 16) == 1
+        assert decode(1, 16) == PARTS
         assert decode(1, 8) == 0
-        assert engine.graphs.count == 2
+        assert engine.graphs.count == 2 * PARTS
         assert engine.graphs.bytes == gpu.memory() > 0
-        assert decode(1, 24) == 1
+        assert decode(1, 24) == PARTS
         engine.step()
-        assert engine.graphs.count == 3
+        assert engine.graphs.count == 3 * PARTS
         assert engine.graphs.idle_bytes > engine.graphs.bytes  # what the batches themselves take counts, too
         engine._scheduler.graph_memory = engine.graphs.idle_bytes - 1
         engine.step()
-        assert engine.graphs.count == 2  # the one that was used longest ago is gone
+        assert engine.graphs.count == 2 * PARTS  # those that were used longest ago are gone
         assert 0 < engine.graphs.bytes < gpu.memory()
         assert 0 < engine.graphs.idle_bytes <= engine._scheduler.graph_memory
         assert decode(1, 8) == 0
-        assert decode(1, 16) == 1
+        assert decode(1, 16) == PARTS
 
 
 def test_without_memory_for_it_no_idle_batch_is_kept() -> None:

@@ -20,20 +20,22 @@ class Diary(Inspector):
     def __init__(self) -> None:
         self.words: list[str] = []
         self.explained: list[bool] = []
+        self.stats: VocabStats | None = None
 
-    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+    def begin(self, decoder: Decoder, state: DecodeState) -> None:
         self.words.append("begin")
-        self.stats, self.before = stats, decoder.state.generated.clone()
-        self.wanted = decoder.wanted()[:, : decoder.state.length].clone()
+        self.before, self.wanted = state.generated.clone(), decoder.wanted(state).clone()
 
-    def mark(self, part: str) -> None:
+    def mark(self, part: str, stats: VocabStats | None = None) -> None:
         self.words.append(part)
+        assert (stats is not None) == (part == "statistics")
+        self.stats = stats or self.stats
 
     def __call__(self, state: DecodeState) -> None:
         self.words.append("end")
         changed = (state.generated != self.before) & (state.generated != 11)
-        top1 = self.stats.top1[:, : state.length]
-        self.explained.append(bool((~changed | (self.wanted & (top1 == state.generated))).all()))
+        assert self.stats is not None
+        self.explained.append(bool((~changed | (self.wanted & (self.stats.top1 == state.generated))).all()))
 
 
 @pytest.mark.parametrize("decoder", [name for name in DECODERS if DECODERS[name].full_attention])

@@ -20,10 +20,12 @@ import asrd
 from asrd.engine import scheduler
 from asrd.engine.device import graph
 from asrd.engine.device.gpu import fixed_shapes
-from asrd.many import Engine, Handle
+from asrd.engine.request import Request
+from asrd.many import Engine
 from asrd_kernels import DecodeState
 from tests.decoders.test_baselines import VARIANTS
 from tests.semantics.test_semantics import draw_settings, draw_table_model, keywords, transformer
+from tests.support.block_models import BlockSpec, block_model
 from tests.support.fake_gpu import FakeGpu
 from tests.support.smooth_models import SmoothModel, SmoothSpec
 from tests.support.table_models import make_llama, make_qwen2
@@ -31,7 +33,14 @@ from tests.support.table_models import make_llama, make_qwen2
 COVERING = range(48)
 WHOLE = [range(begin, begin + 128) for begin in range(48, 560, 128)]
 BASELINES = [name for name in VARIANTS if name != "saber"] + ["saber-faithful"]
-COUNTERS = ("steps", "drafted", "revoked", "anchors")
+ON_BLOCKS: list[dict[str, Any]] = [
+    {"decoder": "asrd", "threshold": 0.4},
+    {"decoder": "asrd", "strategy": "joint", "threshold": 0.4, "editing_threshold": 0.4, "max_post_steps": 3},
+    {"decoder": "loo", "factor": 2.0, "threshold_back": 1.0},
+    {"decoder": "native", "denoising_steps": 2},
+    {"decoder": "threshold", "threshold": 0.6},
+]
+COUNTERS = ("steps", "drafted", "revoked", "anchors", "edited", "forwards")  # `computed` counts the shadow of a canvas
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,12 @@ class Schedule:
     gpu: bool
 
     @classmethod
-    def draw(cls, seed: int) -> Schedule:
-        rng = random.Random(f"schedule {seed}")
-        model, settings = _asrd(rng) if seed % 2 else _baseline(rng, BASELINES[seed // 2 % len(BASELINES)])
+    def draw(cls, seed: int, blocks: bool = False) -> Schedule:
+        rng = random.Random(f"schedule {seed}" + " blocks" * blocks)
+        if blocks:
+            model, settings = _blocks(rng)
+        else:
+            model, settings = _asrd(rng) if seed % 2 else _baseline(rng, BASELINES[seed // 2 % len(BASELINES)])
         tokens = [token for token in range(model.config.vocab_size) if token != model.config.mask_token_id]
         longest = rng.choice([4, 9, 20])
         requests, now = [], 0
@@ -148,6 +160,15 @@ def _baseline(rng: random.Random, name: str) -> tuple[Any, dict[str, Any]]:
     return model, settings | {"temperature": rng.choice([0.0, 0.0, 0.8])}
 
 
+def _blocks(rng: random.Random) -> tuple[Any, dict[str, Any]]:
+    settings: dict[str, Any] = dict(rng.choice(ON_BLOCKS))
+    if settings["decoder"] in ("asrd", "loo"):
+        settings["boundary"] = rng.choice(["fused", "fused", "merged", "apart"])
+    joint = settings.get("strategy") == "joint"
+    model = block_model(BlockSpec(rng.randrange(6), rng.choice([2, 4]), native="llada21" if joint else "sdar"))
+    return model, settings | {"temperature": rng.choice([0.0, 0.0, 0.8]), "logprobs": rng.random() < 0.2}
+
+
 class Invariants:
     """An observer that looks at every slot after every step; `of_asrd`: also for what only ASRD promises."""
 
@@ -156,7 +177,7 @@ class Invariants:
         self.before: dict[int, Any] = {}
         self.seen = 0
 
-    def __call__(self, state: DecodeState, handles: tuple[Handle | None, ...]) -> None:
+    def __call__(self, state: DecodeState, handles: tuple[Request | None, ...]) -> None:
         width = state.prompt_length
         for slot, handle in enumerate(handles):
             if handle is None:
@@ -190,11 +211,11 @@ class Invariants:
         self.before[index] = (tokens.clone(), pending.clone(), trusted, step)
 
 
-def check(seed: int, reached: Counter[str]) -> None:
-    schedule = Schedule.draw(seed)
+def check(seed: int, reached: Counter[str], blocks: bool = False) -> None:
+    schedule = Schedule.draw(seed, blocks)
     is_asrd = schedule.settings.get("decoder", "asrd") in ("asrd", "random-revocation")
     invariants = Invariants(schedule.model, [asked.prompt for asked in schedule.requests], is_asrd)
-    found = schedule.run([invariants])
+    found = schedule.run([] if blocks else [invariants])
     assert sorted(found) == list(range(len(schedule.requests)))
     for index, asked in enumerate(schedule.requests):
         result = found[index]
@@ -225,3 +246,11 @@ def test_every_request_decodes_as_alone_whatever_the_schedule(seeds: range) -> N
     wanted = ("cancelled", "stop", "length", "revoked", "gpu", "kv_cache", "more requests than slots", "lengths differ")
     assert all(reached[what] >= len(seeds) / 12 for what in wanted), reached
     assert reached["watched"] > 4 * len(seeds), reached
+
+
+@pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 150), marks=pytest.mark.long)])
+def test_every_request_on_a_block_diffusion_model_decodes_as_alone_whatever_the_schedule(seeds: range) -> None:
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        check(seed, reached, blocks=True)
+    assert all(reached[what] >= len(seeds) / 12 for what in ("cancelled", "gpu", "revoked", "stop", "length")), reached

@@ -1,4 +1,4 @@
-"""What a GPU asks of a step: one graph, nothing read back, nothing sent, and everything it keeps changed in place.
+"""What a GPU asks of a step: few graphs, nothing read back, nothing sent, and everything it keeps changed in place.
 
 All on the plain PyTorch operations: a registered one would hide what it does from every check here.
 """
@@ -6,8 +6,8 @@ All on the plain PyTorch operations: a registered one would hide what it does fr
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asrd.decoders import DECODERS, AsrdDecoder, Decoder
-from asrd.engine.loop import Run, step
+from asrd.engine.batch import Batch
+from asrd.engine.caches import CanvasCache
+from asrd.engine.device.gpu import fixed_shapes
+from asrd.engine.step import step
 from asrd.models.extra_rows import attending
-from asrd_kernels import VocabStats, new_stats
-from tests.engine.test_gpu_loop import EVERY, run_of
-from tests.kernels.test_operations import SETTINGS, a_run
+from asrd_kernels import DecodeState, VocabStats
+from tests.decoders.test_baselines import IDS, MASK
+from tests.engine.test_gpu_loop import EVERY, LENGTH, batch_of
+from tests.kernels.test_operations import SETTINGS, a_batch
+from tests.support.batches import new_batch
+from tests.support.block_models import BlockSpec, block_model
 from tests.support.fake_gpu import HostReads
 from tests.support.host_calls import host_calls, in_files
 from tests.support.table_models import make_llama, make_qwen2
@@ -30,12 +36,6 @@ from tests.support.table_models import make_llama, make_qwen2
 ROOT = Path(__file__).parents[2]
 ONE_OF_EACH = ("random-revocation", "standard", "topk_margin", "threshold", "factor", "wino", "saber", "loo")
 REST = [name for name in EVERY if name not in (*ONE_OF_EACH, "asrd", "asrd-sequence", "asrd-guided")]
-
-
-def whole_step(run: Run, decoder: Decoder) -> Callable[[], None]:
-    """A step of the loop, report to the host included."""
-    buffers = new_stats(decoder.state, decoder.extra_rows)
-    return lambda: step(run, decoder, buffers)
 
 
 def model_for(name: str) -> Any:
@@ -49,37 +49,42 @@ def model_for(name: str) -> Any:
 # --- one graph -------------------------------------------------------------------------------------------------------
 
 
+def ready(batch: Batch) -> Batch:
+    """What is made when it is first needed is there."""
+    assert batch.graphs is None
+    return batch
+
+
+def same_states(one: Batch, other: Batch) -> None:
+    found, wanted = one.state.tensors(), other.state.tensors()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], msg=name)
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_whole_step_is_one_graph_and_decides_as_without(settings: dict[str, Any]) -> None:
-    run, plain = a_run(fixed=False, **settings)
-    traced_run, traced = a_run(fixed=True, **settings)
-    stats = [new_stats(plain.state), new_stats(traced.state)]
+    plain, traced = ready(a_batch(fixed=False, **settings)), ready(a_batch(fixed=True, **settings))
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         for _ in range(6):
-            step(run, plain, stats[0])
-            compiled(traced_run, traced, stats[1])
-            assert torch.equal(plain.state.tokens, traced.state.tokens)
-            assert torch.equal(plain.state.counts, traced.state.counts)
-            assert torch.equal(plain.state.pending, traced.state.pending)
-            assert torch.equal(plain.state.done, traced.state.done)
+            step(plain)
+            compiled(traced)
+            same_states(traced, plain)
 
 
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, *(pytest.param(name, marks=pytest.mark.long) for name in REST)])
 @torch.no_grad()
-def test_a_step_of_every_decoder_with_its_report_is_one_graph(name: str) -> None:
+def test_a_step_of_every_decoder_is_one_graph(name: str) -> None:
     model = model_for(name)
-    plain, traced = (run_of(model, name, None) for _ in range(2))
-    by_hand = whole_step(*plain)
+    plain, traced = (ready(batch_of(model, name)) for _ in range(2))
     torch._dynamo.reset()
-    compiled = torch.compile(whole_step(*traced), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for _ in range(3):
-        by_hand()
+        step(plain)
         with attending(model.config):
-            compiled()
-        for part in fields(plain[1].state):
-            torch.testing.assert_close(getattr(traced[1].state, part.name), getattr(plain[1].state, part.name))
+            compiled(traced)
+        same_states(traced, plain)
 
 
 def test_every_decoder_that_is_called_capturable_is_traced() -> None:
@@ -88,18 +93,18 @@ def test_every_decoder_that_is_called_capturable_is_traced() -> None:
 
 
 class Reading(AsrdDecoder):
-    def commit(self, stats: VocabStats) -> None:
-        if self.state.step.sum().item() > 3:
-            self.state.step.add_(0)
-        super().commit(stats)
+    def commit(self, state: DecodeState, stats: VocabStats) -> None:
+        if state.step.sum().item() > 3:
+            state.step.add_(0)
+        super().commit(state, stats)
 
 
 @torch.no_grad()
 def test_a_planted_host_read_breaks_the_graph() -> None:
-    run, decoder = a_run()
-    decoder.__class__ = Reading
+    batch = ready(a_batch())
+    batch.decoder.__class__ = Reading
     with pytest.raises(Exception, match=r"item\(\)"):
-        torch.compile(whole_step(run, decoder), fullgraph=True, backend="aot_eager")()
+        torch.compile(step, fullgraph=True, backend="aot_eager")(batch)
 
 
 # --- nothing read back, nothing sent ---------------------------------------------------------------------------------
@@ -109,23 +114,52 @@ def test_a_planted_host_read_breaks_the_graph() -> None:
 @pytest.mark.parametrize("name", EVERY)
 @torch.no_grad()
 def test_a_step_reads_nothing_back_to_the_host(name: str, padded: bool) -> None:
-    run, decoder = run_of(model_for(name), name, None)
-    if not padded:
-        request = replace(run.request, attention=None, positions=None)
-        run, decoder = Run.of(run.adapter, request, fixed=True), type(decoder)(request, run.adapter.table.detach())
-    one_step = whole_step(run, decoder)
+    batch = batch_of(model_for(name), name) if padded else batch_of(model_for(name), name, ids=IDS[1:2], mask=None)
+    assert batch.state.padded == padded
+    step(batch)  # makes the numbers of its settings tensors, once
     with HostReads() as reads:
         for _ in range(4):
-            one_step()
+            step(batch)
     assert reads.found == []
+
+
+@pytest.mark.parametrize("name", ["asrd", "loo", "standard", "threshold"])
+@pytest.mark.parametrize("on", ["canvas", "blocks"])
+@torch.no_grad()
+def test_a_step_with_a_cache_reads_once_what_is_due(name: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with block diffusion whether a step was computed ahead; what is recorded reads and sends nothing."""
+    reads: list[str] = []
+    if on == "blocks":
+        model, settings = block_model(BlockSpec(seed=3)), {"decoder": {"standard": "native"}.get(name, name)}
+    else:
+        model, settings = model_for(name), EVERY[name][0] | {"block_length": 5, "kv_cache": "dual"}
+
+    def run(self: Batch, part: Any, work: Callable[[], None]) -> None:
+        with HostReads() if part is not None else nullcontext() as found:
+            work()
+        reads.extend(found.found if found else [])
+
+    monkeypatch.setattr(Batch, "run", run)
+    asked: list[Tensor] = []
+    read = Batch.read
+    monkeypatch.setattr(Batch, "read", lambda self, values: asked.append(values) or read(self, values))  # type: ignore[func-returns-value]
+    with fixed_shapes():
+        batch = new_batch(model, IDS, MASK, max_new_tokens=LENGTH, **settings)
+    for number in range(1, 6):
+        step(batch)
+        assert len(asked) == number
+        if number == 1:  # made the numbers of its settings tensors, once
+            reads.clear()
+    assert reads == []
 
 
 @torch.no_grad()
 def test_a_planted_host_read_is_counted() -> None:
-    run, decoder = a_run()
-    decoder.__class__ = Reading
+    batch = a_batch()
+    step(batch)
+    batch.decoder.__class__ = Reading
     with HostReads() as reads:
-        whole_step(run, decoder)()
+        step(batch)
     assert reads.found == ["_local_scalar_dense"]
 
 
@@ -161,26 +195,17 @@ class Crossings(TorchDispatchMode):
         return result
 
 
-def elsewhere(value: Any) -> Any:
-    """The same with every tensor on a device that the host cannot read: "meta", which has no numbers at all."""
-    if isinstance(value, Tensor | torch.nn.Module):
-        return value.to("meta")
-    if isinstance(value, dict):
-        return {name: elsewhere(item) for name, item in value.items()}
-    if is_dataclass(value):
-        return replace(value, **{part.name: elsewhere(getattr(value, part.name)) for part in fields(value)})
-    return value
-
-
 def step_elsewhere(name: str, kind: type[Decoder] | None = None) -> Callable[[], None]:
-    run, decoder = run_of(model_for(name), name, None)
-    request, adapter = elsewhere(run.request), run.adapter
+    """A step with every tensor on a device that the host cannot read: "meta", which has no numbers at all."""
+    batch = batch_of(model_for(name), name)
+    batch.decoder.__class__ = kind or type(batch.decoder)
+    decoder, adapter = batch.decoder, batch.decoder.adapter
     adapter.model.to("meta")
     adapter.table = adapter.embedding.weight
-    for part, value in vars(decoder).items():
-        setattr(decoder, part, request if value is run.request else elsewhere(value))
-    decoder.__class__ = kind or type(decoder)
-    return whole_step(Run(adapter, request, elsewhere(run.inputs), fixed=True), decoder)
+    decoder.table = adapter.table.detach()
+    batch.state = batch.state.map(lambda tensor: tensor.to("meta"))
+    batch.cache = CanvasCache(decoder, batch.state, fixed=True)
+    return partial(step, batch)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -198,9 +223,9 @@ def test_a_step_stays_on_its_device(name: str) -> None:
 @torch.no_grad()
 def test_a_step_that_leaves_its_device_is_seen(read: Callable[[Tensor], Any]) -> None:
     class Leaving(AsrdDecoder):
-        def commit(self, stats: VocabStats) -> None:
-            super().commit(stats)
-            read(self.state.step)
+        def commit(self, state: DecodeState, stats: VocabStats) -> None:
+            super().commit(state, stats)
+            read(state.step)
             reached.append(True)
 
     reached: list[bool] = []
@@ -213,42 +238,46 @@ def test_a_step_that_leaves_its_device_is_seen(read: Callable[[Tensor], Any]) ->
 # --- in the source ---------------------------------------------------------------------------------------------------
 
 OUTSIDE_OF_STEPS = {
-    "asrd/engine/loop.py::select": "only where the tensors are in the host's memory anyway",
-    "asrd/engine/device/completion.py::CompletionMonitor.poll": "where the tensors are in the host's memory anyway",
-    "asrd/engine/device/completion.py::CompletionMonitor._read_oldest": "of what has arrived in the host's memory",
-    "asrd/engine/device/cached_step.py::CachedStep.__call__": "of what has arrived in the host's memory",
-    "asrd/engine/caches/partial.py::PartialForward.recompute": "without graphs: the host looks once",
-    "asrd/engine/device/block_step.py::BlockStep.__call__": "of what has arrived in the host's memory",
+    "asrd/engine/step.py::wanted": "only where shapes are not fixed",
+    "asrd/engine/batch.py::Batch.step": "of sets",
+    "asrd/engine/batch.py::Batch.show": "for inspectors, with whom nothing is recorded",
+    "asrd/engine/batch.py::Batch.stop_texts": "for stop strings, after the recorded parts",
+    "asrd/engine/batch.py::Batch.read": "of what has arrived in the host's memory",
+    "asrd/engine/batch.py::Batch._ended": "of what has arrived in the host's memory",
+    "asrd/engine/batch.py::Batch.report": "when a request ends",
+    "asrd/engine/batch.py::Batch._index": "when rows come and go, and for stop strings",
+    "asrd/engine/batch.py::laid_out": "when rows come",
+    "asrd/engine/caches/blocks.py::BlockCache._pieces": "of a number that the host has read",
+    "asrd/engine/caches/blocks.py::BlockCache.forward": "of chosen rows, which is never recorded",
+    "asrd/engine/caches/blocks.py::BlockCache.ahead": "after a pass that was the first of the next block, too",
     "asrd/models/adapter.py::ModelAdapter.__init__": "numbers of a config",
     "asrd/models/adapter.py::ModelAdapter.close": "before the first step",
     "asrd/models/adapter.py::ModelAdapter._probe": "before the first step",
     "asrd/models/adapter.py::ModelAdapter._can_split": "before the first step",
     "asrd/models/adapter.py::ModelAdapter.probe_ids": "before the first step",
     "asrd/engine/decoder.py::Decoder.block_length": "a number of the config",
-    "asrd/decoders/fast_dllm.py::FactorDecoder.__init__": "a number of the config",
-    "asrd/decoders/loo.py::LooDecoder.__init__": "numbers of the config",
-    "asrd/decoders/native.py::Quotas.of": "a number of the config",
-    "asrd/decoders/native.py::joint_of": "numbers of the config",
-    "asrd/decoders/native.py::joint_steps": "a number of the config",
+    "asrd/decoders/fast_dllm.py::bounds_of": "a number of the config",
+    "asrd/decoders/loo.py::LooDecoder.most_checked": "a number of the config",
+    "asrd/decoders/native.py::new_quota": "a number of the config",
     "asrd/decoders/saber.py::SaberDecoder.block_length": "a number of the config",
     "asrd/decoders/saber.py::SaberDecoder.__init__": "a number of the config",
     "asrd/decoders/standard.py::StandardDecoder.block_length": "a number of the config",
     "asrd/decoders/standard.py::StandardDecoder.check_length": "a number of the config",
-    "asrd/decoders/standard.py::StandardDecoder._shares": "before the first step",
-    "asrd/decoders/standard.py::StandardDecoder.__init__": "before the first step",
-    "asrd/decoders/wino.py::WinoDecoder.__init__": "before the first step",
+    "asrd/decoders/standard.py::StandardDecoder.rows": "before the first step",
     "asrd_kernels/commit_triton.py::commit_triton": "is a tuple empty",
     "asrd_kernels/draft_commit_triton.py::draft_commit_triton": "is a tuple empty",
+    "asrd_kernels/state.py::id_tensor": "once for each setting",
+    "asrd_kernels/state.py::new_state": "before the first step",
 }
 
 
 def test_no_code_of_a_step_reads_back_or_sends() -> None:
     """`.tolist()` and `.cpu()` escape the dispatcher."""
-    names = ("engine/loop", "engine/decoder", "models/adapter")
-    caches = ("body", "fixed", "layer", "partial", "schedule")
-    loop_files = [ROOT / "asrd" / f"{name}.py" for name in (*names, *(f"engine/caches/{name}" for name in caches))]
+    names = ("engine/step", "engine/batch", "engine/decoder", "engine/scores", "models/adapter", "models/extra_rows")
+    caches = ("canvas", "blocks", "kv")
+    files = [ROOT / "asrd" / f"{name}.py" for name in (*names, *(f"engine/caches/{name}" for name in caches))]
     folders = [ROOT / "asrd" / "decoders", ROOT / "asrd" / "engine" / "device", ROOT / "asrd_kernels"]
-    found = in_files(ROOT, loop_files + [path for folder in folders for path in sorted(folder.glob("*.py"))])
+    found = in_files(ROOT, files + [path for folder in folders for path in sorted(folder.glob("*.py"))])
     assert [call for call in found if call.where not in OUTSIDE_OF_STEPS] == []
     assert sorted(OUTSIDE_OF_STEPS) == sorted({call.where for call in found})  # what is no longer needed goes
 

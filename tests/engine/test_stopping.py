@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from transformers import MaxTimeCriteria, StoppingCriteriaList
 
 import asrd
 from asrd.decoders import DECODERS
+from asrd.engine.device.gpu import fixed_shapes
 from asrd.engine.stopping import text_before
 from asrd.many import Engine
+from tests.support.fake_gpu import FakeGpu
 from tests.support.letters import Letters
 from tests.support.smooth_models import SmoothModel, SmoothSpec
 from tests.support.table_models import TableModel, TableSpec, make_llama
@@ -109,6 +112,24 @@ def test_stop_strings_with_a_cache(cache: str) -> None:
     for wanted, found in zip(whole, out, strict=True):
         kept = cut(wanted, STOPS[0])
         assert found == wanted[:kept] + [0] * (16 - kept)
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_cache": "dual"}, {"decoder": "loo"}, {"cuda_graph": False}])
+def test_where_the_host_learns_late_of_a_step_a_text_is_cut_at_the_same_token(settings: dict[str, Any]) -> None:
+    """On a stand-in for a GPU, with rows that others take over; nothing is counted after the end."""
+    model, rng = make_llama(2, vocab_size=12, mask_token_id=11), random.Random(1)
+    prompts = [[rng.randrange(2, 11) for _ in range(rng.randint(1, 6))] for _ in range(10)]
+    common = {"block_length": 4, "max_new_tokens": 16}
+    found = []
+    for gpu in (None, FakeGpu()):
+        with fixed_shapes(gpu) if gpu else nullcontext():
+            engine = Engine(model, LETTERS, slots=3, **common | settings)
+            handles = [engine.submit(prompt, stop_strings=STOPS[i % 4]) for i, prompt in enumerate(prompts)]
+            list(engine.run())
+        found.append([handle.result for handle in handles])
+    assert found[0] == found[1]
+    assert any(result.stopped_by for result in found[0])
+    assert any(not result.stopped_by for result in found[0])
 
 
 def test_criteria_are_asked_after_every_token_as_if_tokens_came_one_by_one() -> None:

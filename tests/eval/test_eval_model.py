@@ -247,11 +247,14 @@ def test_padding_behind_a_stop_string_is_no_flip_flop() -> None:
     from asrd.eval.watch import Watch
 
     watch, mask, pad = Watch(mask_id=9, eos_ids=(1,)), 9, 0
-    handle = SimpleNamespace(index=0, kept=None)
+    handle, shown = SimpleNamespace(index=0, kept=None), [[mask] * 4]
 
     def show(tokens: list[int]) -> None:
-        off = torch.zeros(1, len(tokens), dtype=torch.bool)
-        state = SimpleNamespace(generated=torch.tensor([tokens]), pending=off, trusted=off, done=torch.tensor([False]))
+        off, step = torch.zeros(1, len(tokens), dtype=torch.bool), torch.tensor([len(shown)])
+        state = SimpleNamespace(
+            generated=torch.tensor([tokens]), pending=off, trusted=off, done=torch.tensor([False]), step=step
+        )
+        shown.append(tokens)
         watch(state, (handle,))  # type: ignore[arg-type]
 
     show([5, 6, pad, mask])

@@ -35,10 +35,11 @@ from asrd.models.source import PACKAGED_NAMES
 ROOT = Path(__file__).parents[2]
 OWN = """
 import asrd
-from asrd.decoders import PlainDecoder
+from asrd.decoders import Decoder
 
-class Leftmost(PlainDecoder):
-    def choose(self, masks, stats):
+class Leftmost(Decoder):
+    def choose(self, state, stats):
+        masks = state.active_masks
         return masks & (masks.cumsum(1) <= WIDTH)
 
 asrd.decoders.DECODERS["leftmost"] = Leftmost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,25 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from asrd.config import AsrdConfig
-from asrd.decoders import AsrdDecoder
-from asrd.engine.loop import Run, step
-from asrd.engine.request import prepare
-from asrd.models.adapter import ModelAdapter
+from asrd.engine.batch import Batch
+from asrd.engine.device.gpu import fixed_shapes
+from asrd.engine.observers.inspector import Inspector
 from asrd_kernels import (
-    Readout,
+    COUNTERS,
     Rules,
     VocabStats,
     anchor_embed_torch,
     commit_torch,
     new_state,
-    new_stats,
     vocab_stats_torch,
-    wanted,
-    wanted_slots,
 )
 from asrd_kernels import philox as philox_module
 from asrd_kernels.philox import as_int64, gaussian, gumbel, philox, random_bits, uniform_token
+from tests.support.batches import new_batch
 from tests.support.table_models import make_llama
 
 SEEDS = torch.tensor([3, 2**40 + 5])
@@ -40,14 +37,13 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def a_run(fixed: bool = True, **settings: Any) -> tuple[Run, AsrdDecoder]:
-    adapter = ModelAdapter(make_llama(seed=1))
+def a_batch(fixed: bool = True, **settings: Any) -> Batch:
+    """Two rows of ASRD, one of them padded; fixed: with the shapes of a GPU."""
     ids = torch.tensor([[2, 3, 4, 5], [6, 5, 4, 3]])
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
-    config = AsrdConfig(**{"max_new_tokens": 12, "block_length": 6, "threshold": 0.2, "eos_token_id": 1} | settings)
-    with torch.no_grad():
-        request = prepare(adapter, config, ids, mask)
-        return Run.of(adapter, request, fixed), AsrdDecoder(request, adapter.table.detach())
+    usual = {"max_new_tokens": 12, "block_length": 6, "threshold": 0.2, "eos_token_id": 1}
+    with torch.no_grad(), fixed_shapes() if fixed else nullcontext():
+        return new_batch(make_llama(seed=1), ids, mask, **usual | settings)
 
 
 # --- statistics ------------------------------------------------------------------------------------------------------
@@ -55,14 +51,11 @@ def a_run(fixed: bool = True, **settings: Any) -> tuple[Run, AsrdDecoder]:
 
 def read_row(logits: Tensor, temperature: float = 0.0, forbidden: tuple[int, ...] = ()) -> list[Any]:
     """Statistics of one row of logits: top-1, confidence, entropy, bad."""
-    rules = Rules(mask_id=0, pad_id=0)
-    stats = new_stats(
-        new_state(torch.zeros(1, 1, dtype=torch.int64), 1, rules, torch.promote_types(logits.dtype, torch.float32))
-    )
+    rules = Rules(mask_id=0, pad_id=0, forbidden=forbidden, temperature=temperature)
     zero = torch.zeros(1, dtype=torch.int64)
-    readout = Readout(torch.tensor(forbidden, dtype=torch.int64), zero, zero, temperature=temperature)
-    vocab_stats_torch(logits[None].clone(), zero, zero, readout, out=stats[0])
-    return [value[0, 0].item() for value in stats[1]]
+    state = new_state(zero[None], 1, rules, torch.promote_types(logits.dtype, torch.float32))
+    stats = vocab_stats_torch(logits[None].clone(), zero, zero, state)
+    return [value[0, 0].item() for value in stats[:4]]
 
 
 @pytest.mark.parametrize("offset", [-300.0, 0.0, 300.0])
@@ -117,42 +110,30 @@ def test_one_finite_logit_is_certain() -> None:
     assert read_row(torch.tensor([-float("inf"), 2.0, -float("inf")])) == [1, 1.0, 0.0, False]
 
 
-def test_unwanted_rows_change_nothing_and_are_never_bad() -> None:
-    state = new_state(torch.zeros(2, 1, dtype=torch.int64), 4, Rules(mask_id=0, pad_id=0))
-    buffers, stats = new_stats(state)
+def test_what_is_not_read_is_0_and_never_bad() -> None:
+    rules = Rules(mask_id=0, pad_id=0, forbidden=(0,))
+    state = new_state(torch.zeros(2, 1, dtype=torch.int64), 4, rules, row_ids=torch.tensor([0, 1]))
     row, position = torch.tensor([0, 1]), torch.tensor([4, 2])
-    readout = Readout(torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([0, 0]))
-    vocab_stats_torch(torch.tensor([[float("nan")] * 3, [0.0, 1.0, 2.0]]), row, position, readout, out=buffers)
+    stats = vocab_stats_torch(torch.tensor([[float("nan")] * 3, [0.0, 1.0, 2.0]]), row, position, state)
     assert stats.bad.sum() == 0
     assert stats.top1.tolist() == [[0] * 4, [0, 0, 2, 0]]
+    assert stats.confidence.nonzero().tolist() == stats.entropy.nonzero().tolist() == [[1, 2]]
 
 
-# --- slots and embeddings --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_slots_hold_each_wanted_position_once(settings: dict[str, Any]) -> None:
-    run, decoder = a_run(**settings)
-    stats = new_stats(decoder.state)
-    with torch.no_grad():
-        for _ in range(run.request.length):
-            slots = wanted_slots(decoder.state, run.request.rules)
-            used = [sorted(p for p in row if p < run.request.length) for row in slots.tolist()]
-            assert used == [row.nonzero().flatten().tolist() for row in wanted(decoder.state)]
-            step(run, decoder, stats)
+# --- embeddings ------------------------------------------------------------------------------------------------------
 
 
 def test_embeddings_away_from_edits_stay_clean_to_the_last_bit() -> None:
     rules = Rules(mask_id=9, pad_id=0, block_length=4, alpha=0.5, beta=0.7)
     table = torch.randn(10, 7, generator=torch.Generator().manual_seed(0))
-    state = new_state(torch.tensor([[1, 2], [3, 4]]), 8, rules)
+    state = new_state(torch.tensor([[1, 2], [3, 4]]), 8, rules, seeds=SEEDS)
     state.tokens[0, 2:6] = torch.tensor([5, 6, 7, 9])
     state.ring[0, :2] = torch.tensor([0, 1])
-    state.counts[2, 0] = 2
+    state.anchors[0] = 2
     state.pending[0, 2] = True
     state.guided[0] = torch.tensor([False, False, False, True] + [False] * 4)
     state.entropy[0, 3:5] = torch.tensor([1.0, 0.5])
-    embeds = anchor_embed_torch(state, table, rules, torch.arange(2), SEEDS[:2])
+    embeds = anchor_embed_torch(state, table)
     changed = (embeds != table[state.tokens]).any(-1)
     assert changed.nonzero().tolist() == [[0, 4], [0, 5]]
     center = (table[5] + table[6]) / 2
@@ -160,9 +141,8 @@ def test_embeddings_away_from_edits_stay_clean_to_the_last_bit() -> None:
     probe = (embeds[0, 4] - table[7]) / 0.7
     torch.testing.assert_close(probe @ table[7], torch.tensor(0.0), atol=1e-5, rtol=0)
     torch.testing.assert_close(probe, center - (center @ table[7]) / (table[7] @ table[7]) * table[7])
-    flat = replace(rules, alpha=0.5)
     state.entropy[0, 4] = 1.0 - 1e-7
-    assert torch.equal(anchor_embed_torch(state, table, flat, torch.arange(2), SEEDS[:2])[0, 5], table[9])
+    assert torch.equal(anchor_embed_torch(state, table)[0, 5], table[9])
 
 
 def test_a_zero_embedding_is_probed_by_the_whole_centroid() -> None:
@@ -171,22 +151,22 @@ def test_a_zero_embedding_is_probed_by_the_whole_centroid() -> None:
     table[2] = 0
     state = new_state(torch.tensor([[0]]), 2, rules)
     state.tokens[0, 1:] = torch.tensor([1, 2])
-    state.counts[2, 0] = 1
+    state.anchors[0] = 1
     state.pending[0, 1] = True
-    assert torch.equal(anchor_embed_torch(state, table, rules, torch.arange(1), SEEDS[:1])[0, 2], 0.5 * table[1])
+    assert torch.equal(anchor_embed_torch(state, table)[0, 2], 0.5 * table[1])
 
 
 @pytest.mark.parametrize("probe", ["gaussian", "random"])
 def test_the_random_probes_follow_their_formulas(probe: Any) -> None:
     rules = Rules(mask_id=9, pad_id=0, block_length=4, beta=0.7, probe=probe)
     table = torch.randn(10, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    state = new_state(torch.tensor([[1], [2]]), 4, rules, torch.float64)
-    state.tokens[:, 1:] = torch.tensor([5, 6, 7, 8])
-    state.counts[2], state.ring[:, :2] = 2, torch.tensor([0, 1])
-    state.pending[:, 2] = True
     rows, seen = torch.tensor([4, 11]), []
+    state = new_state(torch.tensor([[1], [2]]), 4, rules, torch.float64, row_ids=rows, seeds=SEEDS)
+    state.tokens[:, 1:] = torch.tensor([5, 6, 7, 8])
+    state.anchors[:], state.ring[:, :2] = 2, torch.tensor([0, 1])
+    state.pending[:, 2] = True
     for number in (1, 2):
-        embeds = anchor_embed_torch(state, table, rules, rows, SEEDS)
+        embeds = anchor_embed_torch(state, table)
         for row in (0, 1):
             edit = (embeds[row, 3] - table[7]) / 0.7
             key = (int(SEEDS[row]), torch.tensor([int(rows[row])]), torch.tensor([2]), torch.tensor([number]))
@@ -208,31 +188,38 @@ def test_half_precision_embeddings_are_rounded_once() -> None:
     table = torch.randn(10, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     state = new_state(torch.tensor([[1]]), 4, rules)
     state.tokens[0, 1:] = torch.tensor([5, 6, 7, 8])
-    state.counts[2, 0], state.ring[0, :2] = 2, torch.tensor([0, 1])
+    state.anchors[0], state.ring[0, :2] = 2, torch.tensor([0, 1])
     state.pending[0, 2] = True
-    exact = anchor_embed_torch(state, table.float(), rules, torch.arange(1), SEEDS[:1])
-    assert torch.equal(anchor_embed_torch(state, table, rules, torch.arange(1), SEEDS[:1]), exact.bfloat16())
+    exact = anchor_embed_torch(state, table.float())
+    assert torch.equal(anchor_embed_torch(state, table), exact.bfloat16())
 
 
+class Statistics(Inspector):
+    """Those of each step."""
+
+    def __init__(self) -> None:
+        self.of_steps: list[VocabStats] = []
+
+    def mark(self, part: str, stats: VocabStats | None = None) -> None:
+        self.of_steps += [] if stats is None else [stats]
+
+
+@torch.no_grad()
 def test_commit_poisoned_outside_the_wanted_positions_decides_the_same() -> None:
-    run, clean = a_run()
-    poisoned = a_run()[1]
-    buffers = new_stats(clean.state)
-    stats = buffers[1]
-    with torch.no_grad():
-        for _ in range(5):
-            unwanted = ~wanted(clean.state)
-            step(run, clean, buffers)
-            bad = stats._replace(
-                confidence=stats.confidence.clone(), entropy=stats.entropy.clone(), top1=stats.top1.clone()
-            )
-            bad.confidence.masked_fill_(unwanted, 2.0)
-            bad.entropy.masked_fill_(unwanted, -5.0)
-            bad.top1.masked_fill_(unwanted, 3)
-            commit_torch(poisoned.state, bad, run.request.rules)
-            assert torch.equal(clean.state.tokens, poisoned.state.tokens)
-            assert torch.equal(clean.state.entropy, poisoned.state.entropy)
-            assert torch.equal(clean.state.run, poisoned.state.run)
+    batch, poisoned, seen = a_batch(), a_batch().state, Statistics()
+    batch.inspectors.append(seen)
+    for _ in range(5):
+        unwanted = ~(batch.state.active_masks | batch.state.guided | batch.state.pending)
+        batch.step()
+        stats = seen.of_steps[-1]
+        commit_torch(poisoned, stats._replace(
+            top1=stats.top1.masked_fill(unwanted, 3),
+            confidence=stats.confidence.masked_fill(unwanted, 2.0),
+            entropy=stats.entropy.masked_fill(unwanted, -5.0),
+        ))  # fmt: skip
+        for name in ("tokens", "entropy", "run", "pending", "done"):
+            assert torch.equal(getattr(batch.state, name), getattr(poisoned, name)), name
+    assert int(batch.state.drafted.sum()) > 0
 
 
 # --- rows of different lengths ----------------------------------------------------------------------------------------
@@ -250,21 +237,20 @@ def test_a_shorter_row_is_decided_as_on_a_canvas_of_its_own_length(scope: Any, p
         together = new_state(prompt, room, rules, lengths=lengths)
         alone = [new_state(prompt[[row]], int(length), rules) for row, length in enumerate(lengths)]
         for _ in range(room):
-            assert not (wanted(together) & ~together.inside).any()
+            assert not ((together.guided | together.pending) & ~together.inside).any()
             stats = VocabStats(
                 torch.randint(1, 5, together.pending.shape, generator=draw),
                 *(torch.randint(0, 5, together.pending.shape, generator=draw) / 4 for _ in range(2)),
                 torch.zeros_like(together.pending),
             )
-            commit_torch(together, stats, rules)
+            commit_torch(together, stats)
             for row, single in enumerate(alone):
                 own = slice(0, single.length)
-                commit_torch(single, VocabStats(*(values[[row], own] for values in stats)), rules)
+                commit_torch(single, VocabStats(*(values[[row], own] for values in stats[:4])))
                 for name in ("pending", "guided", "trusted", "last", "run", "entropy"):
                     assert torch.equal(getattr(together, name)[[row], own], getattr(single, name)), (seed, name)
-                for name in ("active", "step", "done"):
+                for name in ("active", "done", *COUNTERS):
                     assert torch.equal(getattr(together, name)[[row]], getattr(single, name)), (seed, name)
-                assert torch.equal(together.counts[:, [row]], single.counts)
                 assert torch.equal(together.generated[[row], own], single.generated)
         assert bool(together.done.all())
         assert (together.generated[~together.inside] == pad_id).all()
@@ -278,7 +264,7 @@ def test_a_row_of_length_0_is_done_before_it_begins() -> None:
     state = new_state(torch.ones(2, 3, dtype=torch.int64), 4, Rules(mask_id=5, pad_id=0), lengths=torch.tensor([0, 4]))
     assert state.done.tolist() == [True, False]
     assert state.generated.tolist() == [[0] * 4, [5] * 4]
-    assert not wanted(state)[0].any()
+    assert not (state.guided | state.pending)[0].any()
 
 
 # --- noise -----------------------------------------------------------------------------------------------------------
@@ -323,12 +309,11 @@ def test_rows_of_several_seeds_have_the_noise_of_each_seed_alone() -> None:
         token = uniform_token(seeds, rows, positions, steps, vocab_size=1000, mask_id=3)[[i]]
         assert torch.equal(token, uniform_token(number, *key, steps[[i]], vocab_size=1000, mask_id=3))
         logits = torch.zeros(3, 1000)
-        readout = Readout(torch.tensor([0]), rows, seeds, temperature=1.0)
-        found = [new_stats(new_state(torch.zeros(3, 1, dtype=torch.int64), 7, Rules(0, 0)))[0] for _ in range(2)]
-        vocab_stats_torch(logits.clone(), torch.arange(3), positions, readout, found[0])
-        single = replace(readout, seeds=seeds[[i]].expand(3))
-        vocab_stats_torch(logits.clone(), torch.arange(3), positions, single, found[1])
-        assert found[0].top1[i].tolist() == found[1].top1[i].tolist()
+        rules, prompt = Rules(0, 0, forbidden=(0,), temperature=1.0), torch.zeros(3, 1, dtype=torch.int64)
+        together = new_state(prompt, 7, rules, row_ids=rows, seeds=seeds)
+        alone = replace(together, seeds=seeds[[i]].expand(3))
+        found = [vocab_stats_torch(logits, torch.arange(3), positions, state).top1 for state in (together, alone)]
+        assert found[0][i].tolist() == found[1][i].tolist()
 
 
 def test_gumbel_noise_has_the_right_law_and_is_never_infinite() -> None:

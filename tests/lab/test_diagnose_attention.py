@@ -98,7 +98,7 @@ def test_the_estimates_are_those_of_the_decodes_own_states_with_and_without_the_
     context = DecodeContext.of(model, SAMPLES, SETTINGS)
 
     def watch(state: DecodeState) -> None:
-        anchors = cached_anchors(state, context.rules.capacity)
+        anchors = cached_anchors(state)
         for row in range(len(SAMPLES)):
             if bool(state.done[row]) or not bool(anchors[row].any()):
                 continue

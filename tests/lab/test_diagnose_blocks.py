@@ -11,10 +11,13 @@ import torch
 
 import asrd
 from asrd.cli import main
+from asrd.engine.decoder import Decoder
 from asrd.engine.observers.inspector import Inspector
 from asrd.lab.diagnose.context import DecodeContext
 from asrd.lab.diagnose.partial_states import draw_partial_states
 from asrd.lab.diagnose.samples import packaged_samples
+from asrd.lab.diagnose.visible import visible_behaviour
+from asrd_kernels import DecodeState, VocabStats
 
 BLOCK = 32
 SAMPLES = list({len(sample.prompt): sample for sample in packaged_samples(16)}.values())[:3]
@@ -37,13 +40,12 @@ class Statistics(Inspector):
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def begin(self, decoder: Any, stats: Any) -> None:
-        self.stats, self.tokens = stats, decoder.state.tokens.clone()
-        self.masks = decoder.state.guided & ~decoder.state.done[:, None]
+    def begin(self, decoder: Decoder, state: DecodeState) -> None:
+        self.tokens, self.masks = state.tokens.clone(), state.guided & ~state.done[:, None]
 
-    def mark(self, part: str) -> None:
-        if part == "statistics":
-            self.seen.append((self.tokens, self.masks, self.stats.top1[:, : self.masks.shape[1]][self.masks].clone()))
+    def mark(self, part: str, stats: VocabStats | None = None) -> None:
+        if stats is not None:
+            self.seen.append((self.tokens, self.masks, stats.top1[self.masks]))
 
 
 def test_a_forward_of_the_whole_canvas_reads_what_the_decode_reads(loaded: tuple[Any, Any]) -> None:
@@ -57,7 +59,7 @@ def test_a_forward_of_the_whole_canvas_reads_what_the_decode_reads(loaded: tuple
 
 def test_later_blocks_are_not_seen_and_the_own_block_is(context: DecodeContext) -> None:
     truth = torch.tensor([sample.answer for sample in SAMPLES])
-    behind = context.request.length - truth.shape[1]
+    behind = context.length - truth.shape[1]
     truth = torch.nn.functional.pad(truth, (0, behind), value=context.rules.mask_id)
     free = torch.zeros_like(truth, dtype=torch.bool)
     state = draw_partial_states(context, truth, free, torch.Generator().manual_seed(2), len(SAMPLES[0].answer)).state
@@ -74,7 +76,7 @@ def test_later_blocks_are_not_seen_and_the_own_block_is(context: DecodeContext) 
 
 def test_partial_states_lie_in_the_models_own_blocks(context: DecodeContext) -> None:
     length = len(SAMPLES[0].answer)
-    truth = torch.full((len(SAMPLES), context.request.length), context.rules.mask_id)
+    truth = torch.full((len(SAMPLES), context.length), context.rules.mask_id)
     truth[:, :length] = torch.tensor([sample.answer for sample in SAMPLES])
     rng = torch.Generator().manual_seed(0)
     for _ in range(20):
@@ -85,6 +87,14 @@ def test_partial_states_lie_in_the_models_own_blocks(context: DecodeContext) -> 
             planted = len(sample.prompt) + int(partial.planted[row])
             assert planted // BLOCK == block, "masks begin in another block than the planted token"
             assert partial.state.pending[row].nonzero().max() < length
+
+
+def test_visible_tokens_of_prompts_of_different_lengths_are_checked_together(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    lengths = {-(len(sample.prompt) + len(sample.answer)) % BLOCK for sample in SAMPLES}
+    assert len(lengths) > 1, "the last blocks end alike"
+    for samples in (SAMPLES, SAMPLES[::-1]):  # in whatever order
+        assert visible_behaviour(model, samples, tokenizer=tokenizer, draws=1).overall.plants == len(SAMPLES)
 
 
 @pytest.mark.parametrize(

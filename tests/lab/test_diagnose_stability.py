@@ -30,7 +30,8 @@ def random_state(seed: int, dtype: torch.dtype, scale: float, rules: Rules) -> t
     random = torch.Generator().manual_seed(seed)
     table = (torch.randn(VOCABULARY, WIDTH, generator=random, dtype=torch.float64) * scale).to(dtype)
     table[0], table[2] = 0, table[3]
-    state = new_state(torch.zeros(3, 2, dtype=torch.int64), LENGTH, rules, torch.promote_types(dtype, torch.float32))
+    precision = torch.promote_types(dtype, torch.float32)
+    state = new_state(torch.zeros(3, 2, dtype=torch.int64), LENGTH, rules, precision, row_ids=torch.arange(3))
     for row in range(3):
         order = torch.randperm(LENGTH, generator=random).tolist()
         anchors, pending = order[: 1 + seed % 4][: rules.capacity], order[5:8]
@@ -42,12 +43,12 @@ def random_state(seed: int, dtype: torch.dtype, scale: float, rules: Rules) -> t
         state.entropy[row] = NO_ENTROPY
         state.entropy[row, order[8:]] = torch.rand(2, generator=random).to(state.entropy.dtype) * 3
         state.ring[row, : len(anchors)] = torch.tensor(anchors)
-        state.counts[2, row] = len(anchors)
+        state.anchors[row] = len(anchors)
     return state, table
 
 
 def edit(state: DecodeState, table: Tensor, rules: Rules) -> Tensor:
-    return anchor_embed_torch(state, table, rules, torch.arange(len(state.tokens)), torch.zeros_like(state.step))
+    return anchor_embed_torch(replace(state, rules=rules), table)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -79,7 +80,7 @@ def test_displacements_of_a_state_computed_by_hand() -> None:
     state = new_state(torch.zeros(1, 1, dtype=torch.int64), 4, rules)
     state.generated[0] = torch.tensor([1, 2, 1, 3])  # two anchors, a pending token, a mask
     state.pending[0], state.guided[0] = torch.tensor([[0, 0, 1, 0], [0, 0, 0, 1]]).bool()
-    state.ring[0, :2], state.counts[2, 0] = torch.tensor([0, 1]), 2
+    state.ring[0, :2], state.anchors[0] = torch.tensor([0, 1]), 2
     guidance, probe = displacements(state, edit(state, table, rules), table, rules)
     # centroid (2, 2); mask (0, 1) moves by half of (2, 1); token (2, 0) by half of (0, 2)
     assert guidance.moved.tolist() == pytest.approx([math.sqrt(5) / 2])

@@ -102,14 +102,14 @@ def test_distance_is_to_the_nearest_mask_on_either_side() -> None:
 
 
 def test_partial_states_have_the_form_of_a_decode_in_progress() -> None:
-    context = DecodeContext.of(Predictor(itself), SAMPLES * 40, SETTINGS | {"capacity": 3})
+    context = DecodeContext.of(Predictor(itself), SAMPLES * 40, SETTINGS | {"capacity": 3, "max_new_tokens": 12})
     answers = torch.tensor([sample.answer for sample in SAMPLES * 40])
     free = torch.zeros_like(answers, dtype=torch.bool)
     free[:, ::2] = True
     partial = draw_partial_states(context, answers, free, torch.Generator().manual_seed(0))
     state, masked = partial.state, partial.state.generated == MASK
     rows, blocks = torch.arange(len(answers)), set()
-    anchors = cached_anchors(state, 3)
+    anchors = cached_anchors(state)
     assert torch.equal(state.generated[~masked], answers[~masked]), "committed tokens are right"
     for row in rows.tolist():
         block = int(partial.planted[row]) // 6

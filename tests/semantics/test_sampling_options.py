@@ -12,7 +12,7 @@ from torch import Tensor
 
 import asrd
 from asrd.many import Engine
-from asrd_kernels import Readout, VocabStats, dispatch, vocab_stats_torch
+from asrd_kernels import DecodeState, Rules, dispatch, new_state, vocab_stats_torch
 from tests.support.table_models import TableModel, TableSpec
 
 LOGITS = (0.3, -1.0, 2.0, 1.6, 1.1, 0.4, -0.2, -0.9, -1.5, 0.9, 1.3, 3.0)  # the last is the mask
@@ -147,19 +147,16 @@ def test_with_triton_filters_run_in_the_reference(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(dispatch, "resolve_impl", lambda impl, device: "triton")
     logits, row, place = torch.tensor([LOGITS] * 4), torch.arange(4), torch.zeros(4, dtype=torch.int64)
 
-    def stats() -> VocabStats:
-        return VocabStats(torch.zeros(4, 2, dtype=torch.int64), torch.zeros(4, 2), torch.zeros(4, 2), torch.zeros(4, 2))
-
-    def readout(**options: Any) -> Readout:
-        ids = torch.arange(4)
-        return Readout(torch.tensor([11]), ids, torch.zeros_like(ids), temperature=1.0, **options)
+    def state(**options: Any) -> DecodeState:
+        rules = Rules(mask_id=11, pad_id=0, forbidden=(11,), temperature=1.0, **options)
+        return new_state(PROMPT.repeat(4, 1), 2, rules, row_ids=torch.arange(4))
 
     for options in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}):
-        found, wanted = stats(), stats()
-        dispatch.vocab_stats(logits.clone(), row, place, readout(**options), found, "triton")
-        vocab_stats_torch(logits.clone(), row, place, readout(**options), wanted)
-        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        found = dispatch.vocab_stats(logits.clone(), row, place, state(**options), "triton")
+        wanted = vocab_stats_torch(logits.clone(), row, place, state(**options))
+        assert all(torch.equal(a, b) for a, b in zip(found[:4], wanted[:4], strict=True))
+        assert found[4:] == wanted[4:] == (None, None)
     asked: list[Tensor] = []
     monkeypatch.setattr("asrd_kernels.vocab_stats_triton.vocab_stats_triton", lambda *given: asked.append(given[0]))
-    dispatch.vocab_stats(logits.clone(), row, place, readout(), stats(), "triton")
+    dispatch.vocab_stats(logits.clone(), row, place, state(), "triton")
     assert len(asked) == 1

@@ -6,7 +6,6 @@ A case is drawn from a seed, so that `Case.draw(1234)` in a shell repeats what f
 from __future__ import annotations
 
 import ast
-import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,9 +21,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 import asrd
-import asrd.engine.loop
 from asrd.decoders import DECODERS, AsrdDecoder
 from asrd.engine.device.gpu import fixed_shapes
+from asrd_kernels import DecodeState, VocabStats
 from tests.support import oracle
 from tests.support.oracle import FLAT_ENTROPY_NATS, Result, Settings, StepRecord, decode, edited_embeddings
 from tests.support.table_models import TableModel, TableSpec, make_llama, make_qwen2
@@ -309,10 +308,10 @@ def as_record(step: Any, case: Case) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Watched:
-    """A decode by the package: the decoder at the end, and a copy of its state after every step."""
+    """A decode by the package: the decoder, and a copy of its state after every step."""
 
     decoder: Any
-    states: list[Any]
+    states: list[DecodeState]
 
 
 def watch(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **settings: Any) -> Watched:
@@ -323,9 +322,9 @@ def watch(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | No
             super().__init__(*args)
             decoders.append(self)
 
-        def commit(self, *args: Any) -> None:
-            super().commit(*args)
-            states.append(copy.deepcopy(self.state))
+        def commit(self, state: DecodeState, stats: VocabStats) -> None:
+            super().commit(state, stats)
+            states.append(state.map(torch.clone))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DECODERS, "watching", Watching)
@@ -335,14 +334,14 @@ def watch(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | No
 
 
 def test_fixed_shapes_decode_as_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off the CPU the loop reads a fixed number of slots instead of exactly the wanted positions."""
+    """Off the CPU a step reads a fixed number of positions of each row instead of exactly the wanted ones."""
     calls = Counter[str]()
-    find = AsrdDecoder.slot_indices
-    monkeypatch.setattr(AsrdDecoder, "slot_indices", lambda self: (calls.update(["slots"]), find(self))[1])
+    most = AsrdDecoder.most_wanted
+    monkeypatch.setattr(AsrdDecoder, "most_wanted", lambda *args: (calls.update(["fixed"]), most(*args))[1])
     with fixed_shapes():
         for chunk in range(4):
             check_chunk("table", range(chunk * CHUNK, (chunk + 1) * CHUNK))
-    assert calls["slots"] > 1000
+    assert calls["fixed"] > 1000
 
 
 def inputs_of(body: torch.nn.Module, decode_it: Callable[[], Any]) -> tuple[Any, list[torch.Tensor]]:

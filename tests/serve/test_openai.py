@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
 from asrd.engine.stopping import text_before
+from asrd.serve.service import Service
+from asrd.serve.worker import Ended, Event, Stepped, Ticket
 from tests.support.server import QUESTION, Running, alone, chat, running, tiny
 
 
@@ -105,9 +108,12 @@ def test_a_block_diffusion_model_is_served_with_the_decoders_it_has() -> None:
             client.completions.create(model="tiny", prompt="ann", extra_body={"asrd": {"decoder": "wino"}})
 
 
-@pytest.mark.parametrize("own", [{"decoder": "loo"}, {"decoder": "asrd"}, {"decoder": "native", "boundary": "apart"}])
+@pytest.mark.parametrize(
+    ("own", "compared"),  # with the steps: loo takes two in one pass here, asrd does not
+    [({"decoder": "loo"}, -1), ({"decoder": "asrd"}, 0), ({"decoder": "native", "boundary": "apart"}, 1)],
+)
 def test_forward_passes_of_a_block_diffusion_model_are_those_that_were_made(
-    own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    own: dict[str, Any], compared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import asrd
     from asrd.models import ModelAdapter
@@ -133,10 +139,45 @@ def test_forward_passes_of_a_block_diffusion_model_are_those_that_were_made(
     assert told[-1]["forward_passes"] == whole.model_extra["asrd"]["forward_passes"] == made[0]
     steps = [news["step"] for news in told if "step" in news]
     assert steps == list(range(1, len(steps) + 1))
-    assert (made[0] > len(steps)) if "boundary" in own else (made[0] == len(steps))
+    assert (made[0] > len(steps)) - (made[0] < len(steps)) == compared
     shown = {place: text for news in told[1:-1] for place, text in news["drafted"] + news["edited"]}
     last = told[-2]["filled"] or 60
     assert "".join(shown[place] for place in range(last)).replace("<|eos|>", "").strip() == whole.message.content
+
+
+def test_the_steps_of_a_row_are_told_alike_beside_one_whose_steps_go_two_in_one_pass() -> None:
+    """No commit is told that the row took no part in."""
+    import asrd
+
+    model, tokenizer = asrd.load("tiny-block")
+    long = [{"role": "user", "content": "ben has 4 stones . " * 2 + QUESTION.format(7)}]  # its blocks end elsewhere
+    prompts = [tokenizer.apply_chat_template(messages, add_generation_prompt=True) for messages in (chat(), long)]
+    settings = {"max_new_tokens": 96, "decoder": "loo", "early_stop": False}
+
+    async def steps(which: list[int]) -> list[list[Stepped]]:
+        """All that is told of these prompts, which are there before the engine begins."""
+        worker, told, over = Service(model, tokenizer, "tiny", 2, None, settings).worker, {}, asyncio.Event()
+
+        def notify(number: int, event: Event) -> None:
+            told.setdefault(number, []).append(event)
+            if sum(events[-1].last for events in told.values()) == len(which):
+                over.set()
+
+        for number in which:
+            ids = list(prompts[number]["input_ids"])
+            worker.submit(Ticket(ids, dict(settings), partial(notify, number), steps=True))
+        worker.start()
+        await asyncio.wait_for(over.wait(), 60)
+        worker.stop()
+        assert all(isinstance(events[-1], Ended) for events in told.values())
+        return [[event for event in told[number] if isinstance(event, Stepped)] for number in which]
+
+    alone = [asyncio.run(steps([number]))[0] for number in (0, 1)]
+    assert [[int(event.moment.step) for event in told] for told in alone] == [[*range(1, 8)], [*range(1, 13)]]
+    for found, wanted in zip(asyncio.run(steps([0, 1])), alone, strict=True):
+        assert [event.settled for event in found] == [event.settled for event in wanted]
+        for mine, other in zip(found, wanted, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine.moment, other.moment, strict=True))
 
 
 def test_completions_take_text_ids_and_several_prompts(client: OpenAI) -> None:

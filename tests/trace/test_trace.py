@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from asrd.trace.edits import edits
 from asrd.trace.record import CHUNK, DIGITS
 from asrd.trace.texts import TokenTexts
 from asrd_kernels import DecodeState, VocabStats, anchor_embed_torch
+from tests.support.block_models import BlockSpec, block_model
 from tests.support.table_models import TableModel, TableSpec, make_llama
 
 PROMPT = torch.tensor([[0, 2, 3], [7, 5, 4]])
@@ -36,18 +37,22 @@ class States(Inspector):
         self.seen: list[DecodeState] = []
         self.read: list[tuple[torch.Tensor, VocabStats]] = []
 
-    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+    def begin(self, decoder: Decoder, state: DecodeState) -> None:
         if not self.seen:
-            self.seen.append(copy(decoder.state))
-        self.table, self.stats, self.wanted = decoder.table, stats, decoder.wanted().clone()
+            self.seen.append(copy(state))
+        self.table, self.wanted = decoder.table, decoder.wanted(state).clone()
+
+    def mark(self, part: str, stats: VocabStats | None = None) -> None:
+        assert (stats is not None) == (part == "statistics")
+        if stats is not None:
+            self.read.append((self.wanted, VocabStats(*(None if v is None else v.clone() for v in stats))))
 
     def __call__(self, state: DecodeState) -> None:
         self.seen.append(copy(state))
-        self.read.append((self.wanted, VocabStats(*(values.clone() for values in self.stats))))
 
 
 def copy(state: DecodeState) -> DecodeState:
-    return replace(state, **{field.name: getattr(state, field.name).clone() for field in fields(state)})
+    return state.map(torch.clone)
 
 
 def trace_of(model: Any, *arguments: Any, **settings: Any) -> tuple[Trace, Any, States]:
@@ -65,7 +70,8 @@ def require_replay(trace: Trace, out: Any, states: States) -> None:
     for number, canvases in enumerate(trace.replay()):
         state = states.seen[number]
         assert [canvas.tokens for canvas in canvases] == state.generated.tolist()
-        assert [canvas.counts for canvas in canvases] == [tuple(counts) for counts in state.counts[:3].T.tolist()]
+        counts = zip(state.drafted.tolist(), state.revoked.tolist(), state.anchors.tolist(), strict=True)
+        assert [canvas.counts for canvas in canvases] == list(counts)
         for canvas, edited, done in zip(canvases, state.edited.tolist(), state.done.tolist(), strict=True):
             assert canvas.edited == edited or (done and canvas.edited < edited)  # an edit may be padded over at the end
         assert [canvas.done for canvas in canvases] == state.done.tolist()
@@ -73,11 +79,18 @@ def require_replay(trace: Trace, out: Any, states: States) -> None:
             assert canvas.pending == set(state.pending[row].nonzero().flatten().tolist())
             assert canvas.anchors == set(state.trusted[row].nonzero().flatten().tolist())
             assert set(canvas.cache) == set(state.ring[row, : min(int(state.anchors[row]), capacity)].tolist())
-    assert number == len(trace.steps) == int(out.steps.max())
-    assert trace.tokens == out.sequences[:, -trace.header.length :].tolist()
-    for step, before in zip(trace.steps, states.seen, strict=False):
-        assert [row.row for row in step.rows] == (~before.done).nonzero().flatten().tolist()
-        assert [row.block for row in step.rows] == before.active[~before.done].tolist()
+    assert number == len(trace.steps) == len(states.seen) - 1
+    written = [row.row for step in trace.steps for row in step.rows]
+    assert [written.count(row) for row in range(len(out.steps))] == out.steps.tolist()
+    for step, (before, after) in zip(trace.steps, pairwise(states.seen), strict=True):
+        took_part = after.step > before.step
+        assert not bool((took_part & before.done).any())
+        assert torch.equal(took_part, ~before.done) or trace.header.offsets is not None
+        assert [row.row for row in step.rows] == took_part.nonzero().flatten().tolist()
+        assert [row.block for row in step.rows] == before.active[took_part].tolist()
+    if trace.header.offsets is None:
+        assert len(trace.steps) == int(out.steps.max())
+        assert trace.tokens == out.sequences[:, -trace.header.length :].tolist()
 
 
 @pytest.mark.parametrize("decoder", [name for name in DECODERS if DECODERS[name].full_attention])
@@ -149,6 +162,47 @@ def test_a_trace_shows_contradictions_and_edits() -> None:
     assert all(seen.values()), seen
 
 
+def test_in_block_diffusion_a_row_that_passes_over_a_commit_is_not_in_that_step() -> None:
+    passed_over = 0
+    ids, mask = torch.tensor([[0, 0, 0, 2, 3], [7, 5, 4, 2, 2]]), torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]])
+    for seed in range(6):
+        for decoder in ("asrd", "loo", "threshold"):
+            model = block_model(BlockSpec(seed=seed, peak=60.0))
+            options: dict[str, Any] = {"decoder": decoder, "early_stop": seed % 2 == 0}
+            options |= {} if decoder == "loo" else {"threshold": 0.5}
+            trace, out, states = trace_of(model, ids, mask, max_new_tokens=15, block_length=4, **options)
+            require_replay(trace, out, states)
+            live = sum(int((~before.done).sum()) for before in states.seen[:-1])
+            passed_over += live - sum(len(step.rows) for step in trace.steps)
+            plain = asrd.fast_generate(
+                model, ids, mask, max_new_tokens=15, block_length=4, return_dict_in_generate=True, **options
+            )
+            assert torch.equal(out.sequences, plain.sequences)
+            assert torch.equal(out.forwards, plain.forwards), "a trace takes no further forward pass"
+            assert (out.forwards <= out.steps).all()
+    assert passed_over > 3
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_trace_names_what_winos_shadow_has_read(shifted: bool) -> None:
+    witnessed = contradicted = 0
+    for seed in range(8):
+        model = TableModel(TableSpec(seed=seed, shifted=shifted))
+        options = {"decoder": "wino", "threshold": 0.3, "threshold_back": 0.6, "early_stop": False}
+        trace, out, states = trace_of(model, PROMPT, MASKED, **options)
+        require_replay(trace, out, states)
+        for step, before in zip(trace.steps, states.seen, strict=False):
+            for row in step.rows:
+                in_block = before.in_active_block[row.row] & (before.generated[row.row] != 11)
+                assert list(row.witness) == in_block.nonzero().flatten().tolist(), "the block's tokens, and those alone"
+                assert set(row.witness) <= set(row.at)
+                assert set(row.revoke) <= set(row.witness)
+                assert not row.edit
+                witnessed, contradicted = witnessed + len(row.witness), contradicted + len(row.contradict)
+        assert sum(len(row.revoke) for step in trace.steps for row in step.rows) == int(out.revoked.sum())
+    assert witnessed > contradicted > 0
+
+
 def test_a_trace_of_several_chunks_is_the_same() -> None:
     model = TableModel(TableSpec(seed=1))
     trace, out, states = trace_of(model, PROMPT, MASKED, max_new_tokens=2 * CHUNK + 5, threshold=0.99, early_stop=False)
@@ -208,13 +262,11 @@ def test_guidance_and_probe_are_those_of_the_embeddings(probe: str, magnitude: s
         model = TableModel(TableSpec(seed=seed, zero_token=3))
         options = {"probe": probe, "magnitude": magnitude, "threshold": 0.4, "alpha": 0.2}
         trace, _, states = trace_of(model, PROMPT, MASKED, row_ids=[5, 6], **options)
-        rules = asrd.engine.request.prepare(
-            asrd.models.adapter.ModelAdapter(model), asrd.AsrdConfig(**SETTINGS | options), PROMPT, MASKED
-        ).rules
         for step, state in zip(trace.steps, states.seen, strict=False):
-            edited = anchor_embed_torch(state, states.table, rules, torch.tensor([5, 6]), torch.tensor([0, 0]))
+            assert state.row_ids.tolist() == [5, 6]
+            edited = anchor_embed_torch(state, states.table)
             moved = (edited - states.table[state.tokens])[:, state.prompt_length :].norm(dim=-1)
-            weights, norms = edits(state, states.table, rules, torch.tensor([5, 6]), torch.tensor([0, 0]))
+            weights, norms = edits(state, states.table)
             torch.testing.assert_close(norms, torch.where(state.pending, moved, 0.0))
             for row in step.rows:
                 for name, exact in (("guidance", weights), ("probe", norms)):

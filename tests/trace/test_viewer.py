@@ -170,6 +170,17 @@ def test_an_edited_token_shows_before_and_after_and_the_witness_that_contradicte
     assert tab.evaluate(f"Array.from({pixel})") == tab.evaluate("rgb(colour('heat-edited'))")
 
 
+def test_the_panel_of_wino_counts_what_it_revoked(show: Opener) -> None:
+    """Its shadow is a witness, too, but leads to no edits."""
+    trace = a_trace("wino", threshold=0.3, threshold_back=0.6, early_stop=False)
+    assert any(row.witness for step in trace.steps for row in step.rows)
+    assert trace.steps[-1].rows[0].counts[1] > 0, "a trace to test with must have a revocation"
+    tab = show([trace])
+    tab.keyboard.press("End")
+    assert tab.locator(".counter-revoked dd").text_content() == str(trace.steps[-1].rows[0].counts[1])
+    assert tab.locator(".counter-contradicted dd").count() == 0
+
+
 def test_two_decoders_run_on_one_clock_and_the_faster_waits_at_its_end(show: Opener, traces: list[Trace]) -> None:
     tab = show(traces, ("right: 7", "wrong: it is 7"))
     short, long = sorted(len(trace.steps) for trace in traces)

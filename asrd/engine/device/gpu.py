@@ -126,6 +126,11 @@ def shapes_on(device: torch.device) -> tuple[bool, Gpu | None]:
     return device.type != "cpu", CudaGpu(device) if device.type == "cuda" else None
 
 
+def is_gpu(device: torch.device) -> bool:
+    """Do batches on a device run on a GPU?"""
+    return device.type == "cuda" if _switch is None else _switch[1] is not None
+
+
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Within it the device is the current one: a Triton kernel is launched there and not where its tensors are."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

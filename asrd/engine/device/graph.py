@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from asrd.engine.decoder import Decoder
 from asrd.engine.device.gpu import Gpu, Work
-from asrd.engine.observers.inspector import Inspector
 
 if TYPE_CHECKING:
-    from asrd.engine.loop import Run
+    from asrd.engine.batch import Batch
 
 log = logging.getLogger("asrd")
 
@@ -29,27 +27,28 @@ WARM_UP = 2  # steps; the host is watched during the last of them
 _INACTIVE_HOOKS = "transformers.utils.output_capturing"  # do nothing unless hidden states are asked for
 
 
-def new_graphs(run: Run, decoder: Decoder, observers: Sequence[object] = ()) -> Graphs | None:
-    """Room for the graphs of this run's steps, where the setting cuda_graph and all else allow them.
+def new_graphs(batch: Batch) -> Graphs | None:
+    """Room for the graphs of this batch's steps, where the setting cuda_graph and all else allow them.
 
-    With cuda_graph=True a reason against it raises. With "auto" it is logged, but that there is no GPU, or that it has
-    failed before with this model and decoder, is not worth a word.
+    With cuda_graph=True a reason against it raises. With "auto" it is logged; a missing GPU, or an earlier failure with
+    this model and decoder, is not logged.
     """
-    setting, model, failures = run.request.config.cuda_graph, run.adapter.model, run.adapter.capabilities.uncapturable
-    if setting is False or (setting == "auto" and (run.gpu is None or type(decoder) in failures)):
+    decoder, gpu = batch.decoder, batch.gpu
+    setting, failures = decoder.config.cuda_graph, decoder.adapter.capabilities.uncapturable
+    if setting is False or (setting == "auto" and (gpu is None or type(decoder) in failures)):
         return None
-    if run.gpu is None:
+    if gpu is None:
         raise ValueError(
-            f"cuda_graph=True, but the model is on device {str(run.request.prompt.device)!r}:"
+            f"cuda_graph=True, but the model is on device {str(decoder.table.device)!r}:"
             " move it to a CUDA or ROCm GPU, or leave cuda_graph out"
         )
-    obstacle = why_not_captured(run, decoder, observers) or why_model_not_captured(model)
+    obstacle = why_not_captured(batch) or why_model_not_captured(decoder.adapter.model)
     if obstacle and setting is True:
         raise ValueError(f"cuda_graph=True, but {obstacle}: change that, or leave cuda_graph out")
     if obstacle:
         _say(obstacle)
         return None
-    return Graphs(run.gpu, decoder, None if setting is True else failures)
+    return Graphs(gpu, batch, None if setting is True else failures)
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,10 @@ class Graphs:
     """Parts of a step, perhaps all of it in one, that are recorded after `WARM_UP` calls each and replayed from then
     on. A replay reads and writes the memory that the recording did, so new rows are seen if they are put there."""
 
-    def __init__(self, gpu: Gpu, decoder: Decoder, failures: dict[type, str] | None) -> None:
+    def __init__(self, gpu: Gpu, batch: Batch, failures: dict[type, str] | None) -> None:
         """failures: where a reason is kept after which no further attempt is made; None: it raises RuntimeError."""
-        self.gpu, self.decoder, self.failures = gpu, decoder, failures
+        self.gpu, self.decoder, self.failures = gpu, batch.decoder, failures
+        self.holders = [holder for holder in (batch.decoder, batch.state, batch.state.own) if holder is not None]
         self.recordings: dict[Hashable, _Recording] = {}
         self.gave_up = False
         self.bytes = 0  # of device memory that the recordings have taken
@@ -105,7 +105,7 @@ class Graphs:
         """As ever, in a stream of its own; the last time the host's part is watched."""
         part.warm += 1
         host_syncs: list[str] = []
-        before = _contents(self.decoder)
+        before = _contents(self.holders)
         with self.gpu.side_stream():
             if part.warm == WARM_UP:
                 host_syncs = self.gpu.host_syncs(work)
@@ -113,7 +113,7 @@ class Graphs:
                 work()
         if host_syncs:
             self._give_up(f"the host waits for the device in it ({', '.join(dict.fromkeys(host_syncs))})")
-        elif part.warm == WARM_UP and (moved := _moved(before, _contents(self.decoder))):
+        elif part.warm == WARM_UP and (moved := _moved(before, _contents(self.holders))):
             self._give_up(
                 f"{type(self.decoder).__name__} puts new objects into {', '.join(moved)} in each step, where a graph"
                 " would go on with the old ones: change tensors in place (copy_, add_)"
@@ -149,11 +149,12 @@ def _say(reason: str) -> None:
     log.warning("no CUDA graph, steps are launched one operation at a time: %s", reason)
 
 
-def why_not_captured(run: Run, decoder: Decoder, observers: Sequence[object]) -> str:
-    """Why the steps of this decode cannot be a graph, or nothing."""
-    if run.request.starts is not None and not run.adapter.takes_block_mask:
+def why_not_captured(batch: Batch) -> str:
+    """Why the steps of this batch cannot be graphs, or nothing."""
+    decoder = batch.decoder
+    if decoder.adapter.block_length is not None and not decoder.adapter.takes_block_mask:
         return "with FlashAttention the rows of a block-diffusion model share a forward only at the same block"
-    if any(isinstance(observer, Inspector) for observer in observers):
+    if batch.inspectors:
         return "an observer looks into the steps"
     return "" if decoder.capturable else f"{type(decoder).__name__} says that its steps cannot be captured"
 
@@ -176,10 +177,10 @@ def why_model_not_captured(model: nn.Module) -> str:
     return ""
 
 
-def _contents(decoder: Decoder) -> dict[str, list[Any]]:
-    """What the decoder keeps, and what is in the containers among that."""
+def _contents(holders: Sequence[Any]) -> dict[str, list[Any]]:
+    """What decoder and state keep, and what is in the containers among that."""
     found: dict[str, list[Any]] = {}
-    for name, value in vars(decoder).items():
+    for name, value in [pair for holder in holders for pair in vars(holder).items()]:
         found[name] = [value]
         if isinstance(value, Mapping):
             found[name] += [*value.values()]

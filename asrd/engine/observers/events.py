@@ -22,13 +22,14 @@ class Moment(NamedTuple):
     pending: Tensor  # bool
     trusted: Tensor  # bool
     done: Tensor  # [..., B] bool
+    step: Tensor  # [..., B] int64; a row whose step is the same in both moments took no part
 
 
 @dataclass(frozen=True)
 class StepEvents:
     """One step's events on the generated positions, all [B, G] on the CPU (or those of T steps, [T, B, G]).
 
-    What lies behind the end of the text is `filled` in the step that ends it, and nothing else.
+    What follows the end of the text is `filled` in the step that ends it, and nothing else.
     """
 
     step: int  # 1, 2, ...; of T steps the first
@@ -48,17 +49,17 @@ class StepEvents:
 
 
 def events_between(
-    step: int, before: Moment, after: Moment, mask_id: int, eos_ids: Sequence[int], fixed: Tensor | None = None
+    step: int, before: Moment, after: Moment, mask_id: int, eos_ids: Sequence[int], given: Tensor | None = None
 ) -> StepEvents:
-    """What leads from one moment to the other; of a row that was done already, only what is `filled`. fixed [B, G]:
+    """What leads from one moment to the other; of a row that was done already, only what is `filled`. given [B, G]:
     tokens that were given."""
     was_mask, is_mask = before.tokens == mask_id, after.tokens == mask_id
-    filled = _past_end(after.tokens, eos_ids, fixed) & after.done[..., None]
+    filled = _past_end(after.tokens, eos_ids, given) & after.done[..., None]
     return StepEvents(
         step=step,
         before=before.tokens,
         after=after.tokens,
-        checked=before.pending,
+        checked=before.pending & (after.step > before.step)[..., None],
         drafted=was_mask & ~is_mask & ~filled,
         revoked=~was_mask & is_mask,
         promoted=after.trusted & ~before.trusted,
@@ -67,9 +68,9 @@ def events_between(
     )
 
 
-def _past_end(tokens: Tensor, eos_ids: Sequence[int], fixed: Tensor | None = None) -> Tensor:
-    """[..., G] bool: an end-of-text stands before the position, and no given token behind that."""
-    ends = text_ends(tokens, eos_ids, fixed)
+def _past_end(tokens: Tensor, eos_ids: Sequence[int], given: Tensor | None = None) -> Tensor:
+    """[..., G] bool: an end-of-text stands before the position, and no given token after that."""
+    ends = text_ends(tokens, eos_ids, given)
     return ends.cumsum(-1) > ends.long()
 
 
@@ -82,15 +83,15 @@ class EventObserver:
     def __init__(self, mask_id: int, eos_ids: Sequence[int], handle: Callable[[StepEvents], None]) -> None:
         self.mask_id, self.eos_ids, self.handle = mask_id, tuple(eos_ids), handle
         self.step = 0
-        self.fixed: Tensor | None = None
+        self.given: Tensor | None = None
         self.start: Tensor | None = None  # the canvas before the first step; None: masks
         self.before = Moment(*[torch.empty(0)] * len(Moment._fields))
 
     def __call__(self, state: DecodeState) -> None:
         after = moment_of(state)
         if self.step == 0:
-            self.fixed = state.fixed.cpu()
-            self.start = torch.where(state.fixed.cpu(), after.tokens, self.mask_id)
+            self.given = state.given.cpu()
+            self.start = torch.where(state.given.cpu(), after.tokens, self.mask_id)
         self.see(after)
 
     def see(self, after: Moment) -> None:
@@ -100,11 +101,11 @@ class EventObserver:
             start = torch.full_like(after.tokens, self.mask_id) if self.start is None else self.start
             self.before = blank._replace(tokens=start)
         self.step += 1
-        self.handle(events_between(self.step, self.before, after, self.mask_id, self.eos_ids, self.fixed))
+        self.handle(events_between(self.step, self.before, after, self.mask_id, self.eos_ids, self.given))
         self.before = after
 
 
 def moment_of(state: DecodeState) -> Moment:
     """A copy of what events are read off, on the CPU."""
-    held = (state.generated, state.pending, state.trusted, state.done)
+    held = (state.generated, state.pending, state.trusted, state.done, state.step)
     return Moment(*(tensor.detach().cpu().clone() for tensor in held))

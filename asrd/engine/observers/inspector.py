@@ -23,14 +23,11 @@ class Inspector:
     captured graph; without one it costs nothing.
     """
 
-    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
-        """A step begins: the state before it, which positions are `wanted`, and the buffers for its statistics.
+    def begin(self, decoder: Decoder, state: DecodeState) -> None:
+        """A step begins with this state."""
 
-        stats [B, G + extra_rows] are the same tensors in each step; valid where wanted, from the mark "statistics" on.
-        """
-
-    def mark(self, part: str) -> None:
-        """This one of `PARTS` is over."""
+    def mark(self, part: str, stats: VocabStats | None = None) -> None:
+        """This one of `PARTS` is over; after "statistics", these are they."""
 
     def __call__(self, state: DecodeState) -> None:
         """The step is over."""
@@ -43,12 +40,12 @@ class StepClock(Inspector):
         self._marks: list[list[Any]] = []
         self._on_cuda = False
 
-    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+    def begin(self, decoder: Decoder, state: DecodeState) -> None:
         """Start the clock of a step."""
-        self._on_cuda = decoder.state.tokens.is_cuda
+        self._on_cuda = state.tokens.is_cuda
         self._marks.append([self._now()])
 
-    def mark(self, part: str) -> None:
+    def mark(self, part: str, stats: VocabStats | None = None) -> None:
         """Note the time."""
         self._marks[-1].append(self._now())
 

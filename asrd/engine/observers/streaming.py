@@ -1,7 +1,8 @@
-"""Streaming: final tokens go to `put` in order, everything behind the first open position to `put_draft`."""
+"""Streaming: final tokens go to `put` in order, everything from the first open position to `put_draft`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,21 +14,16 @@ from asrd_kernels import DecodeState
 class StreamObserver:
     """Feeds a transformers streamer (batch of one) from the states of a decode."""
 
-    def __init__(self, streamer: Any, request: Request):
-        if request.prompt.shape[0] != 1:
-            raise ValueError(
-                f"a streamer takes one row, but the batch has {request.prompt.shape[0]}: decode rows one by one"
-            )
-        self.streamer = streamer
-        self.mask_id = request.rules.mask_id
+    def __init__(self, streamer: Any, requests: Sequence[Request]):
+        if len(requests) != 1:
+            raise ValueError(f"a streamer takes one row, but the batch has {len(requests)}: decode rows one by one")
+        self.streamer, request = streamer, requests[0]
         self.sent, self.length = 0, request.asked
-        attention = request.attention
-        prompt = request.prompt[0]
-        self.streamer.put((prompt if attention is None else prompt[attention[0, : len(prompt)].bool()]).cpu())
+        self.streamer.put(request.prompt)
 
     def __call__(self, state: DecodeState) -> None:
         tokens: Tensor = state.generated[0, : self.length].cpu()
-        final = min(int(state.settled(self.mask_id)[0]), len(tokens))
+        final = min(int(state.settled[0]), len(tokens))
         if final > self.sent:
             self.streamer.put(tokens[self.sent : final])
             self.sent = final

@@ -11,14 +11,14 @@ import torch
 
 from asrd.config import AsrdConfig
 from asrd.engine.observers.events import Moment, moment_of
-from asrd.generate import checked_decoder
+from asrd.engine.request import Request
 from asrd.lab.compare.grading import Grade, Grader
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.records import Record, Store, now, reused_sentence, timing_conditions
 from asrd.lab.progress import Progress
 from asrd.lab.tasks import Problem, length_and_blocks
 from asrd.lab.tiny.batch import prompt_ids
-from asrd.many import Engine, Handle
+from asrd.many import Engine, checked_decoder
 from asrd.models.adapter import ModelAdapter
 from asrd_kernels import DecodeState
 
@@ -107,7 +107,7 @@ class _Grading:
         self.seconds = [0.0] * len(problems)
         self.since = time.perf_counter()
 
-    def __call__(self, state: DecodeState, handles: tuple[Handle | None, ...]) -> None:
+    def __call__(self, state: DecodeState, handles: tuple[Request | None, ...]) -> None:
         running = [(slot, handle.index) for slot, handle in enumerate(handles) if handle is not None]
         share = (time.perf_counter() - self.since) / len(running)
         moment = moment_of(state)

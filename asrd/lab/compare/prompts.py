@@ -14,13 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from asrd.engine.request import Request
 from asrd.files import replacing, write_text
 from asrd.lab.compare.measure import measure
 from asrd.lab.compare.plan import RunSpec
 from asrd.lab.compare.records import Record, Store
 from asrd.lab.compare.report import interval, reference_seconds, seconds_of
 from asrd.lab.diagnose.samples import Sample
-from asrd.many import Engine, Handle
+from asrd.many import Engine
 from asrd_kernels import DecodeState
 
 COUNTS = ("drafted", "revoked", "edited", "anchors", "rows")
@@ -89,7 +90,7 @@ def _decode(tokenizer: Any, model: Any, run: RunSpec, prompts: Sequence[Prompt],
         return
     clock = _Clock(len(prompts))
     settings = {"seed": run.seed} | dict(run.settings)
-    engine = Engine(model, tokenizer, slots, observers=[clock], every_step=False, decoder=run.decoder, **settings)
+    engine = Engine(model, tokenizer, slots, observers=[clock], decoder=run.decoder, **settings)
     for result in engine.run({"prompt": prompt.ids, "row_id": prompt.seed} for prompt in prompts):
         if result.error is not None:
             raise ValueError(f"prompt {prompts[result.index].text[:40]!r}: {result.error}")
@@ -106,7 +107,7 @@ class _Clock:
         self.seconds = [0.0] * count
         self.since = time.perf_counter()
 
-    def __call__(self, state: DecodeState, handles: tuple[Handle | None, ...]) -> None:
+    def __call__(self, state: DecodeState, handles: tuple[Request | None, ...]) -> None:
         now, running = time.perf_counter(), [handle.index for handle in handles if handle is not None]
         for index in running:
             self.seconds[index] += (now - self.since) / len(running)

@@ -108,7 +108,7 @@ def summarise(sums: Tensor, counts: Tensor) -> list[Redistribution]:
     return found
 
 
-def attentions(context: DecodeContext, embeds: Tensor) -> list[Tensor]:
+def attentions(context: DecodeContext, embeds: Tensor, state: DecodeState) -> list[Tensor]:
     """Attention probabilities of each layer [B, H, L, L]. Raises ValueError if the model does not return them."""
     adapter = context.adapter
     name = type(adapter.model).__name__
@@ -116,7 +116,7 @@ def attentions(context: DecodeContext, embeds: Tensor) -> list[Tensor]:
     hint = f"load it in eager attention: asrd.load(..., attn_implementation='eager'), or --attn eager; it has {used!r}"
     body = adapter.split_body if adapter.split else adapter.model
     try:
-        output = body(inputs_embeds=embeds, output_attentions=True, **context.inputs())
+        output = body(inputs_embeds=embeds, output_attentions=True, **context.inputs(state))
     except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"{name} gives no attentions ({' '.join(str(error).split())}); {hint}") from error
     found = [layer for layer in getattr(output, "attentions", None) or () if isinstance(layer, Tensor)]
@@ -148,20 +148,19 @@ class _Watcher:
     def __init__(self, context: DecodeContext, every: int) -> None:
         self.context, self.every, self.seen = context, every, 0
         self.sums = torch.zeros(0)  # [variants, layers, prompts, pairs]
-        self.counts = torch.zeros(len(PAIRS), len(context.request.prompt))
+        self.counts = torch.zeros(len(PAIRS), len(context.requests))
 
     def __call__(self, state: DecodeState) -> None:
         self.seen += 1
-        rules = self.context.rules
-        anchors = cached_anchors(state, rules.capacity)
+        anchors = cached_anchors(state)
         live = (anchors.any(1) & ~state.done)[:, None]
-        guided = guidance_weights(state, rules, live).any(1, keepdim=True) & live  # at least one embedding is changed
+        guided = guidance_weights(state, live).any(1, keepdim=True) & live  # at least one embedding is changed
         roles = {"mask": state.guided & guided, "pending": state.pending & live, "anchor": anchors & live}
         if (self.seen - 1) % self.every or not bool((roles["mask"] | roles["pending"]).any()):
             return
         prompt = state.prompt_length
         for variant, changed in enumerate(VARIANTS.values()):
-            layers = attentions(self.context, self.context.embeds(state, **changed))
+            layers = attentions(self.context, self.context.embeds(state, **changed), state)
             if not self.sums.numel():
                 self.sums = torch.zeros(len(VARIANTS), len(layers), len(state.tokens), len(PAIRS))
             for number, layer in enumerate(layers):

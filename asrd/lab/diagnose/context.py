@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from asrd.arguments import resolve_config
-from asrd.engine.batch import Batch, decode
-from asrd.engine.decoder import Decoder, Selection
-from asrd.engine.defaults import with_defaults
-from asrd.engine.loop import Observer, Run, forward, head
-from asrd.engine.request import Request, prepare, special_ids
-from asrd.generate import checked_decoder
+from asrd.engine.batch import Batch
+from asrd.engine.decoder import Decoder
+from asrd.engine.observers.inspector import Inspector
+from asrd.engine.request import Request, new_decoder, new_requests
+from asrd.generate import Observer
 from asrd.lab.diagnose.samples import Sample, left_padded
+from asrd.many import checked_decoder, unreadable
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import DecodeState, Rules, dispatch
+from asrd_kernels import DecodeState, Rules, dispatch, id_tensor
 
 
 @dataclass(frozen=True)
 class DecodeContext:
     """B prompts of P positions, to be continued by G tokens with one configuration."""
 
-    run: Run
-    decoder: type[Decoder]
+    requests: list[Request]
+    decoder: Decoder
 
     @classmethod
     def of(
@@ -48,67 +48,78 @@ class DecodeContext:
             settings.setdefault("max_new_tokens", longest)
         config = resolve_config(None, settings)
         adapter = wrap(model)
-        chosen = checked_decoder(adapter, config)
-        config = with_defaults(config, adapter)
-        config.block_length = chosen.block_length(config)
-        chosen.check_length(config, config.max_new_tokens)
-        pad = special_ids(adapter, config, tokenizer).pad
-        ids, mask = left_padded([sample.prompt for sample in samples], pad)
-        return cls(Run.of(adapter, prepare(adapter, config, ids, mask, tokenizer=tokenizer)), chosen)
+        decoder = new_decoder(checked_decoder(adapter, config), config, adapter, tokenizer)
+        ids, mask = left_padded([sample.prompt for sample in samples], decoder.rules.pad_id)
+        requests = new_requests(decoder, config, ids, mask, tokenizer=tokenizer)
+        return cls(requests, requests[0].decoder)
 
     @property
     def adapter(self) -> ModelAdapter:
         """The model."""
-        return self.run.adapter
-
-    @property
-    def request(self) -> Request:
-        """The prompts and settings, checked."""
-        return self.run.request
+        return self.decoder.adapter
 
     @property
     def rules(self) -> Rules:
         """The rules of a step."""
-        return self.run.request.rules
+        return self.decoder.rules
 
     @property
     def table(self) -> Tensor:
         """Embeddings [V, D]."""
-        return self.adapter.table.detach()
+        return self.decoder.table
+
+    @property
+    def length(self) -> int:
+        """G, the generated positions of the longest row."""
+        return max(request.length for request in self.requests)
+
+    def batch(self) -> Batch:
+        """The prompts before their first step."""
+        width = max(len(request.prompt) for request in self.requests)
+        batch = Batch(self.decoder, len(self.requests), (width, self.length))
+        batch.fill([replace(request) for request in self.requests])
+        return batch
+
+    @property
+    def state(self) -> DecodeState:
+        """The prompts before their first step, without a batch around them."""
+        return self.batch().state
 
     @torch.no_grad()
     def decode(self, observers: Sequence[Observer] = ()) -> DecodeState:
         """Decode the prompts; observers are called with the state after each step."""
-        decoder = self.decoder(self.request, self.table)
-        decode(Batch(self.run, decoder, range(len(self.request.prompt)), None, observers, strict=True), compact=False)
-        return decoder.state
+        batch = self.batch()
+        batch.inspectors += [observer for observer in observers if isinstance(observer, Inspector)]
+        watchers = [observer for observer in observers if not isinstance(observer, Inspector)]
+        batch.observers += [lambda state, _, watcher=watcher: watcher(state) for watcher in watchers]  # type: ignore[misc]
+        while batch.live:
+            for request in batch.step():
+                if request.unreadable_at:
+                    raise unreadable(f"row {request.index} of the batch", request.unreadable_at)
+        return batch.state
 
     def embeds(self, state: DecodeState, **changed: Any) -> Tensor:
         """Embeddings [B, L, D] of a state, under the rules with the given ones changed (alpha=0.0, beta=0.0, ...)."""
-        rules, readout = replace(self.rules, **changed), self.request.readout
-        return dispatch.anchor_embed(state, self.table, rules, readout.row_ids, readout.seeds, self.request.impl)
+        changed_state = replace(state, rules=replace(state.rules, **changed))
+        return dispatch.anchor_embed(changed_state, self.table, impl=self.decoder.impl)
 
     @torch.no_grad()
     def logits(self, embeds: Tensor, state: DecodeState, wanted: Tensor) -> Tensor:
         """Logits [N, V] of the N positions `wanted` [B, G] bool, in the order of `nonzero`; -inf for forbidden ids."""
         row, position = wanted.nonzero(as_tuple=True)
-        chosen = Selection(row, position, unused=False)
-        if self.request.starts is None:
-            hidden = forward(self.run, embeds, state)
-        else:
-            hidden = self.adapter.body(embeds, self.inputs())
-        return head(self.run, hidden, chosen).float().index_fill(1, self.request.readout.forbidden, -torch.inf)
+        hidden = self.adapter.body(embeds, self.inputs(state))
+        logits = self.adapter.head(hidden[row, position + state.prompt_length - self.adapter.shift])
+        return logits.float().index_fill(1, id_tensor(self.rules.forbidden, logits.device), -torch.inf)
 
-    def inputs(self) -> dict[str, Any]:
+    def inputs(self, state: DecodeState) -> dict[str, Any]:
         """The arguments of a forward of whole canvases besides their embeddings. On a block-diffusion model a position
         sees the blocks up to its own, as in a decode, where what follows is not computed."""
-        starts, (_, width) = self.request.starts, self.request.prompt.shape
-        if starts is None:
-            return self.run.inputs
+        if self.adapter.block_length is None:
+            return self.adapter.inputs(*((state.real.long(), state.places) if state.padded else (None, None)))
         if not self.adapter.takes_block_mask:
             raise ValueError("this diagnosis needs an attention mask: load the model with SDPA or eager attention")
-        columns = torch.arange(width + self.request.length, device=starts.device)
-        place = columns - (width - starts)[:, None]
+        columns = torch.arange(state.tokens.shape[1], device=state.tokens.device)
+        place = columns - (state.prompt_length - state.starts)[:, None]
         block = place.div(self.rules.block_length, rounding_mode="floor")
         visible = (block[:, None] <= block[:, :, None]) & (place >= 0)[:, None] | (columns[:, None] == columns)
         return self.adapter.block_inputs(None, place.clamp(min=0), visible) | {"use_cache": False}
@@ -120,8 +131,9 @@ def with_plain_drafts(model: Any, settings: Mapping[str, Any] | None) -> dict[st
     return ({"strategy": "dynamic"} if blocks else {}) | dict(settings or {})
 
 
-def cached_anchors(state: DecodeState, capacity: int) -> Tensor:
+def cached_anchors(state: DecodeState) -> Tensor:
     """[B, G] bool: the positions in the anchor cache."""
+    capacity = state.ring.shape[1] - 1
     columns = torch.arange(capacity, device=state.ring.device)
     filled = columns < state.anchors.clamp(max=capacity)[:, None]
     waste = torch.where(filled, state.ring[:, :capacity], state.length)

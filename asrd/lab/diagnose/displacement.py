@@ -57,11 +57,11 @@ def displacements(state: DecodeState, embeds: Tensor, table: Tensor, rules: Rule
     """Displacements by guidance and by the probe on one state. embeds [B, L, D]: `anchor_embed` of it, table [V, D]."""
     text = embeds[:, state.prompt_length :].double()
     clean = F.embedding(state.generated, table).double()
-    anchors = cached_anchors(state, rules.capacity)
+    anchors = cached_anchors(state)
     center = torch.stack([e[a].mean(0) if bool(a.any()) else e[:0].sum(0) for e, a in zip(clean, anchors, strict=True)])
     longest = (clean.norm(dim=2) * anchors).amax(1)
     live = (anchors.any(1) & ~state.done)[:, None]
-    slack = Slack(table.dtype, state.entropy.dtype, table.shape[1], rules.capacity)
+    slack = Slack(table.dtype, state.entropy.dtype, table.shape[1], state.ring.shape[1] - 1)
     found: list[Displacement] = []
     for chosen, strength in ((state.guided & live, rules.alpha), (state.pending & live, rules.beta)):
         row = chosen.nonzero()[:, 0]

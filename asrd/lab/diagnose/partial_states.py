@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from asrd.lab.diagnose.context import DecodeContext
-from asrd_kernels import DecodeState, new_state
+from asrd_kernels import DecodeState
 
 MOST_PENDING = 4
 LEAST_MASKED, MOST_MASKED = 0.05, 0.95  # share of the active block; small shares are drawn more often
@@ -36,9 +36,7 @@ def draw_partial_states(
 
     The active block has at least three tokens where the answer has as many, and at least one mask.
     """
-    rules, request = context.rules, context.request
-    precision = torch.promote_types(context.table.dtype, torch.float32)
-    state = new_state(request.prompt, truth.shape[1], rules, precision, request.lengths, request.offsets)
+    rules, state = context.rules, context.state
     state.generated.copy_(truth)
     planted = []
     for row, numbers in enumerate(state.block_of[..., :length].expand(len(truth), -1)):
@@ -56,7 +54,7 @@ def draw_partial_states(
         state.generated[row, begin + size :] = rules.mask_id
         state.pending[row, [at, *committed[:checked]]] = True
         state.ring[row, : len(anchors)] = torch.tensor(anchors, dtype=torch.int64)
-        state.counts[2, row] = len(anchors)
+        state.anchors[row] = len(anchors)
         planted.append(at)
     masked = state.generated == rules.mask_id
     state.guided.copy_(masked)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asrd.engine.loop import Observer
+from asrd.generate import Observer
 from asrd.lab.diagnose.context import DecodeContext, with_plain_drafts
 from asrd.lab.diagnose.intervals import Estimate, bootstrap, share
 from asrd.lab.diagnose.samples import Sample, batched

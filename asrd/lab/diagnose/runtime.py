@@ -21,7 +21,7 @@ from asrd.lab.diagnose.intervals import Estimate, mean
 from asrd.lab.diagnose.samples import Sample
 from asrd.lab.progress import Progress
 from asrd.models.adapter import ModelAdapter
-from asrd_kernels import VocabStats
+from asrd_kernels import DecodeState
 
 DECODERS = ("standard", "threshold", "factor", "wino", "saber", "asrd")
 BLOCK_DECODERS = ("native", "threshold", "factor", "loo", "asrd")
@@ -97,7 +97,8 @@ def time_decode(model: Any, sample: Sample, settings: Mapping[str, Any], tokeniz
     clock = PartsClock()
     context = DecodeContext.of(model, [sample], settings, tokenizer, wrap=clock.around)
     context.decode([clock])
-    return clock.by_part(context.run.cache is not None)
+    cached = context.decoder.config.kv_cache is not None or context.adapter.block_length is not None
+    return clock.by_part(cached)
 
 
 def summarise(label: str, times: Sequence[Tensor]) -> Breakdown:
@@ -116,9 +117,9 @@ class PartsClock(StepClock):
         super().__init__()
         self.bodies: list[list[tuple[Any, Any]]] = []
 
-    def begin(self, decoder: Decoder, stats: VocabStats) -> None:
+    def begin(self, decoder: Decoder, state: DecodeState) -> None:
         """A step begins."""
-        super().begin(decoder, stats)
+        super().begin(decoder, state)
         self.bodies.append([])
 
     def around(self, model: Any) -> ModelAdapter:

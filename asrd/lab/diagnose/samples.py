@@ -20,7 +20,7 @@ from asrd.files import read_text
 from asrd.lab.tasks import TASKS, Problem, Task
 from asrd.lab.tiny.batch import prompt_ids
 from asrd.lab.tiny.task import BLOCK
-from asrd.many import chat_text
+from asrd.prompts import chat_text
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _check(
     some = [samples[number] for number in numbers]
     length = len(some[0].answer)
     context = DecodeContext.of(model, some, {**settings, "max_new_tokens": length}, tokenizer)
-    behind = (0, context.request.length - length)  # of a block-diffusion model's last block
+    behind = (0, context.length - length)  # of a block-diffusion model's last block
     truth = torch.tensor([sample.answer for sample in some], device=context.table.device)
     truth = F.pad(truth, behind, value=context.rules.mask_id)
     free = F.pad(torch.tensor([sample.free or (False,) * length for sample in some]), behind, value=True)

@@ -1,49 +1,48 @@
-"""A barrier that a kernel loses is found by executing what Triton compiles; one of commit's by its values as well."""
+"""A barrier that a kernel loses is found by executing what Triton compiles."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import pytest
 
-from asrd_kernels import dispatch
+from asrd_kernels import DecodeState, dispatch
 from asrd_kernels.commit_triton import commit_kernel, commit_triton
+from tests.kernels.interpreted.parity import differences
 from tests.support.kernels.cases import a_reopened_block
 from tests.support.kernels.ptx.decode import program
+from tests.support.kernels.ptx.faults import Fault
 from tests.support.kernels.ptx.launch import executed
 from tests.support.kernels.ptx.mutants import SUBJECTS, mutants
 from tests.support.kernels.ptx.unit import Options
 
 
-def third_barrier() -> str:
-    """The source line of commit's third `tl.debug_barrier`, the one before the slots."""
+def last_barrier() -> str:
+    """The source line of commit's last `tl.debug_barrier`, the one before it writes the row's numbers."""
     lines, first = inspect.getsourcelines(commit_kernel.fn)
     places = [first + i for i, line in enumerate(lines) if "tl.debug_barrier()" in line]
-    assert len(places) == 3
-    return f"commit_triton.py:{places[2]}"
+    assert len(places) == 2
+    return f"commit_triton.py:{places[1]}"
 
 
-def run(order: str, without: tuple[str, int] | None = None) -> tuple[list[list[int]], list[Any], str]:
-    """Slots, faults and PTX of a commit that reopens a block."""
-    arguments = a_reopened_block()
+def run(order: str, without: tuple[str, int] | None = None) -> tuple[DecodeState, list[Fault], str]:
+    """State, faults and PTX of a commit that reopens a block."""
+    state, stats = a_reopened_block()
     with executed("sm_80", Options(order=order), forgiving=True, without_barrier=without) as machine:
-        commit_triton(*arguments)
+        commit_triton(state, stats)
     (launch,) = machine.launches
-    return arguments[3].position.tolist(), launch.faults, launch.ptx.text
+    return state, launch.faults, launch.ptx.text
 
 
 @pytest.mark.parametrize("order", ["lockstep", "forward", "reverse", "random"])
-def test_commits_third_barrier_keeps_the_slots_right(order: str) -> None:
-    wanted = a_reopened_block()
-    dispatch.commit(*wanted, "torch")
-    slots, faults, text = run(order)
-    assert (slots, faults) == (wanted[3].position.tolist(), [])
+def test_commits_last_barrier_keeps_the_counts_right(order: str) -> None:
+    wanted, stats = a_reopened_block()
+    dispatch.commit(wanted, stats, impl="torch")
+    found, faults, text = run(order)
+    assert (differences(found, wanted), faults) == ([], [])
     lines = [line for _, line in program(text).kernel.barriers]
-    slots, faults, _ = run(order, ("commit_kernel", lines.index(third_barrier())))
-    assert any("p_guided, byte" in fault.text for fault in faults if fault.kind == "race"), faults
-    if order == "forward":
-        assert slots[0][8:] == list(range(72, 80)), "the masks of the later block are wanted, too"
+    _, faults, _ = run(order, ("commit_kernel", lines.index(last_barrier())))
+    assert any("p_drafted, byte" in fault.text for fault in faults if fault.kind == "race"), faults
 
 
 def test_every_lost_barrier_of_a_small_kernel_is_found_by_the_detector() -> None:

@@ -138,9 +138,9 @@ PLANTS = {
     "commit looks at a position too many": Plant(
         "mask", "commit", COMMIT, "m_ = o_ < length", "m_ = o_ <= length", {"out of bounds"},
     ),
-    "commit fills the slots before all is written": Plant(
-        "barrier", "commit", reopened_case, "tl.debug_barrier()  # every warp has written `pending`",
-        "pass  # `pending`", {"race"}, "p_guided",
+    "commit counts before all have read the counts": Plant(
+        "barrier", "commit", reopened_case, "tl.debug_barrier()  # every warp has written its part",
+        "pass  # its part", {"race"}, "p_drafted",
     ),
     "commit reads another row's statistics": Plant(
         "stride", "commit", COMMIT, "p_top1 += row * s_top1", "p_top1 += row * room", set(),
@@ -154,9 +154,9 @@ PLANTS = {
     "draft_commit looks at a position too many": Plant(
         "mask", "draft_commit", DRAFT, "m_ = o_ < length", "m_ = o_ <= length", {"out of bounds"},
     ),
-    "draft_commit fills the slots before all is written": Plant(
-        "barrier", "draft_commit", lambda: draft_case(2, 3, 256, block_length=128, eos_ids=tuple(range(3, 19))),
-        "tl.debug_barrier()  # every warp has written `pending`", "pass  # `pending`", {"race"}, "p_guided",
+    "draft_commit counts before all have read the counts": Plant(
+        "barrier", "draft_commit", lambda: draft_case(2, 3, 256),
+        "tl.debug_barrier()  # every warp has written its part", "pass  # its part", {"race"}, "p_drafted",
     ),
     "draft_commit counts another row's edits": Plant(
         "stride", "draft_commit", DRAFT, "p_edits += row * room", "p_edits += row * witnesses", {"programs"}, "p_edits",

@@ -1,4 +1,4 @@
-"""Shared by the parity tests of the kernels: rows that are numerically hard, random runs, poisoned outputs, tolerances.
+"""Shared by the parity tests of the kernels: rows that are numerically hard, random runs, tolerances.
 
 A kernel's error against float64 truth may be its reference's own plus a little: `TOLERANCES` says how much, relative to
 the true value.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from asrd_kernels import VocabStats
+from asrd_kernels import Rows
 from tests.support.kernels.cases import DTYPES
 
 TOLERANCES = {
@@ -22,14 +22,16 @@ TOLERANCES = {
     "fp16": 2.0**-11,  # half a unit in the last place, where the two round a midpoint differently
     "bf16": 2.0**-7,  # a unit in the last place: the interpreter truncates where a GPU rounds
 }
-UNWRITTEN = -7
 
 
-def poisoned(batch: int, length: int) -> VocabStats:
-    """Room for the statistics of [batch, length] positions and the waste column, holding what no result can be."""
-    shape = (batch, length + 1)
-    nan = lambda: torch.full(shape, torch.nan)  # noqa: E731
-    return VocabStats(torch.full(shape, UNWRITTEN), nan(), nan(), torch.ones(shape, dtype=torch.bool))
+def differences(found: Rows, wanted: Rows, rows: Tensor | None = None) -> list[str]:
+    """The tensors that differ in these rows [B] bool (None: any). The last column of the ring is waste."""
+    parted, theirs = [], wanted.tensors()
+    for name, ours in found.tensors().items():
+        pair = [tensor[:, :-1] if name == "ring" else tensor for tensor in (ours, theirs[name])]
+        pair = pair if rows is None else [tensor[rows] for tensor in pair]
+        parted += [] if torch.equal(*pair) else [name]
+    return parted
 
 
 def assert_no_worse(ours: Tensor, references: Tensor, truth: Tensor, tolerance: float, floor: float, what: str) -> None:

@@ -21,7 +21,7 @@ VOCAB, MASK, ZERO = 50, 0, 7
 
 def a_case(
     batch: int, length: int, dim: int, dtype: str, anchors: int | None = None, **settings: Any
-) -> tuple[DecodeState, Tensor, Rules, Tensor, Tensor]:
+) -> tuple[DecodeState, Tensor]:
     """A decode in mid-course; token ZERO, which stands at a pending position, has a zero embedding."""
     chosen: dict[str, Any] = {"block_length": min(8, length), "capacity": min(4, length)} | settings
     rules = Rules(mask_id=MASK, pad_id=1, **chosen)
@@ -30,18 +30,20 @@ def a_case(
         state.generated[:, state.pending[0].long().argmax()] = ZERO
     table = torch.randn(VOCAB, dim, generator=torch.Generator().manual_seed(dim))
     table[ZERO] = 0
-    return state, table.to(DTYPES[dtype]), rules, torch.arange(batch) + 2**31, torch.tensor([3, -1, 2**40])[:batch]
+    state.row_ids.copy_(torch.arange(batch) + 2**31)
+    state.seeds.copy_(torch.tensor([3, -1, 2**40])[:batch])
+    return state, table.to(DTYPES[dtype])
 
 
 def in_float64(state: DecodeState) -> DecodeState:
     return replace(state, entropy=state.entropy.double())
 
 
-def check(state: DecodeState, table: Tensor, rules: Rules, *keys: Tensor) -> Tensor:
+def check(state: DecodeState, table: Tensor) -> Tensor:
     """Kernel against reference and float64 truth. Gives what the kernel made."""
-    found = anchor_embed_triton(state, table, rules, *keys)
-    reference = anchor_embed_torch(state, table, rules, *keys)
-    truth = anchor_embed_torch(in_float64(state), table.double(), rules, *keys)
+    found = anchor_embed_triton(state, table)
+    reference = anchor_embed_torch(state, table)
+    truth = anchor_embed_torch(in_float64(state), table.double())
     assert found.dtype == table.dtype
     clean = table[state.tokens]
     edited = torch.zeros_like(state.tokens, dtype=torch.bool)
@@ -72,10 +74,11 @@ def check(state: DecodeState, table: Tensor, rules: Rules, *keys: Tensor) -> Ten
 )
 def test_values_are_the_references(dim: int, dtype: str, settings: dict[str, Any]) -> None:
     """Rows with 0, 1 and 2 anchors; masks with and without a recorded entropy; a zero embedding under the probe."""
-    state, table, rules, *keys = a_case(2 if dim > 1000 else 3, 20, dim, dtype, **settings)
-    found = check(state, table, rules, *keys)
+    state, table = a_case(2 if dim > 1000 else 3, 20, dim, dtype, **settings)
+    found = check(state, table)
     clean = table[state.tokens]
     assert torch.equal(found[0], clean[0]), "a row without anchors is clean"
+    rules = state.rules
     probe = rules.probe != "none" and bool(state.pending[1].any())
     moved = (found[1] != clean[1]).any(1)[state.prompt_length :]
     expected = state.guided[1] & (state.entropy[1] > state.entropy[1][state.entropy[1] >= 0].min())
@@ -88,11 +91,11 @@ def test_values_are_the_references(dim: int, dtype: str, settings: dict[str, Any
 
 def test_a_ring_gone_round_and_a_full_one_count_the_latest_anchors_only() -> None:
     for anchors, capacity in ((9, 4), (3, 8)):
-        state, table, rules, *keys = a_case(2, 20, 100, "fp32", anchors, capacity=capacity)
+        state, table = a_case(2, 20, 100, "fp32", anchors, capacity=capacity)
         state.ring[:, 0] = 9  # written last: out of order, and not where the others came from
-        found = check(state, table, rules, *keys)
+        found = check(state, table)
         state.ring[:, capacity] = 5  # the waste column means nothing
-        assert torch.equal(anchor_embed_triton(state, table, rules, *keys), found)
+        assert torch.equal(anchor_embed_triton(state, table), found)
 
 
 @pytest.mark.parametrize(
@@ -100,34 +103,34 @@ def test_a_ring_gone_round_and_a_full_one_count_the_latest_anchors_only() -> Non
     [(0.0, False), (5e-7, False), (2e-6, True)],  # nats; at most 1e-6 counts as none
 )
 def test_entropies_of_tiny_spread_and_of_none(spread: float, guides: bool) -> None:
-    state, table, rules, *keys = a_case(2, 20, 64, "fp32", anchors=3, alpha=0.5)
+    state, table = a_case(2, 20, 64, "fp32", anchors=3, alpha=0.5)
     guided = state.guided.nonzero(as_tuple=True)
     state.entropy[guided] = 0.25
     state.entropy[guided[0][-1], guided[1][-1]] += spread
     state.entropy[guided[0][0], guided[1][0]] += spread
-    found = check(state, table, rules, *keys)[:, state.prompt_length :]
+    found = check(state, table)[:, state.prompt_length :]
     assert bool((found[guided] != table[MASK]).any()) == guides
 
 
 def test_without_recorded_entropies_there_is_no_guidance() -> None:
-    state, table, rules, *keys = a_case(2, 20, 64, "fp32", anchors=3)
+    state, table = a_case(2, 20, 64, "fp32", anchors=3)
     state.entropy.fill_(-1.0)
-    found = check(state, table, rules, *keys)[:, state.prompt_length :]
+    found = check(state, table)[:, state.prompt_length :]
     assert (found[state.guided] == table[MASK]).all()
 
 
 def test_no_anchors_no_capacity_and_a_single_position() -> None:
     for length, settings in ((20, {"capacity": 0}), (1, {}), (20, {"anchors": 0})):
-        state, table, rules, *keys = a_case(2, length, 64, "fp32", **settings)
-        found = check(state, table, rules, *keys)
+        state, table = a_case(2, length, 64, "fp32", **settings)
+        found = check(state, table)
         if settings:
             assert torch.equal(found, table[state.tokens])
 
 
 def test_a_table_of_any_strides() -> None:
-    state, table, rules, *keys = a_case(2, 20, 200, "bf16", anchors=3)
-    check(state, table[:, ::2], rules, *keys)
-    check(state, table.T.contiguous().T, rules, *keys)
+    state, table = a_case(2, 20, 200, "bf16", anchors=3)
+    check(state, table[:, ::2])
+    check(state, table.T.contiguous().T)
 
 
 @pytest.mark.parametrize(("length", "block"), [(70, 20), pytest.param(1100, 512, marks=pytest.mark.long)])
@@ -138,17 +141,27 @@ def test_a_canvas_of_several_tiles_and_many_entropies(length: int, block: int) -
     check(*case)
 
 
+def test_other_tokens_than_the_pending_ones_can_be_probed() -> None:
+    state, table = a_case(2, 20, 64, "fp32", anchors=3)
+    chosen = state.pending.clone()
+    chosen[0] = False
+    assert state.pending.any(1).tolist() == [True, True]
+    found = anchor_embed_triton(state, table, chosen)
+    assert not torch.equal(found, anchor_embed_triton(state, table))
+    torch.testing.assert_close(found, anchor_embed_torch(state, table, chosen))
+    assert torch.equal(found, anchor_embed_triton(replace(state, pending=chosen), table))
+
+
 def test_float64_tables_stay_float64() -> None:
-    state, table, rules, *keys = a_case(2, 20, 64, "fp32", anchors=3)
-    args = (in_float64(state), table.double() * 1.1, rules, *keys)
-    assert torch.allclose(anchor_embed_triton(*args), anchor_embed_torch(*args), rtol=1e-13, atol=1e-13)
+    state, table = a_case(2, 20, 64, "fp32", anchors=3)
+    wide = (in_float64(state), table.double() * 1.1)
+    assert torch.allclose(anchor_embed_triton(*wide), anchor_embed_torch(*wide), rtol=1e-13, atol=1e-13)
 
 
 def test_the_gaussian_probe_runs_by_the_reference() -> None:
     assert "gaussian" not in PROBES
-    state, table, rules, *keys = a_case(2, 20, 64, "fp32", anchors=3, probe="gaussian")
-    args = (state, table, rules, *keys)
-    assert torch.equal(dispatch.anchor_embed(*args, "triton"), anchor_embed_torch(*args))
+    state, table = a_case(2, 20, 64, "fp32", anchors=3, probe="gaussian")
+    assert torch.equal(dispatch.anchor_embed(state, table, impl="triton"), anchor_embed_torch(state, table))
 
 
 def test_a_row_of_the_table_fits_its_lanes_at_16_elements_a_thread() -> None:

@@ -6,35 +6,23 @@ import copy
 import os
 import random
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from asrd_kernels import (
-    DecodeState,
-    Rules,
-    Slots,
-    VocabStats,
-    Witnesses,
-    active_slots,
-    dispatch,
-    factor_bounds,
-    new_active_slots,
-    new_state,
-    new_stats,
-)
+from asrd_kernels import DecodeState, Rules, VocabStats, Witnesses, dispatch, factor_bounds, new_state
 from asrd_kernels.draft_commit_triton import draft_commit_triton
-from tests.kernels.interpreted.parity import assert_all_happen, drawn_length
-from tests.kernels.interpreted.test_commit_kernel import draw_rules
+from tests.kernels.interpreted.parity import assert_all_happen, differences, drawn_length
+from tests.kernels.interpreted.test_commit_kernel import draw_rules, end_some_rows
 
 SEEDS = range(0, 48, 2) if "PTX_TARGET" in os.environ else range(48)  # each has rules of its own, to be compiled
 MOST_STEPS = 14
 WANTED_EVENTS = (
     "several drafts", "one draft", "the last goes with the others", "edit", "edit limit", "witness agrees",
     "more pending than witnesses", "check in another block", "early stop", "row done before another", "shorter row",
-    "all final at the end", "unreadable", "ties",
+    "all final at the end", "done with masks left", "ties",
 )  # fmt: skip
 
 
@@ -44,30 +32,30 @@ def draw_witnesses(rng: random.Random, state: DecodeState) -> Witnesses:
         checked=torch.full((len(state.tokens), width), state.length),
         edits=torch.zeros_like(state.last),
         confidence=torch.zeros_like(state.entropy),
+    )
+
+
+def draw_editing(rng: random.Random, rules: Rules) -> Rules:
+    return replace(
+        rules,
         threshold_back=rng.choice([0.0, 0.5, 0.9, 1.0]),
         max_edits=rng.choice([0, 1, 3]),
         ratio=rng.choice([1.0, 0.5]),
     )
 
 
-def draw_stats(stats: VocabStats, state: DecodeState, rules: Rules, vocab: int, draw: torch.Generator) -> None:
+def draw_stats(state: DecodeState, vocab: int, draw: torch.Generator) -> VocabStats:
     """Few distinct numbers, so that there are ties; witnesses that often agree."""
 
     def among(count: int) -> torch.Tensor:
         return torch.randint(0, count, state.pending.shape, generator=draw)
 
     fresh = among(vocab - 1)
-    fresh += fresh >= rules.mask_id
-    stays = (among(2) > 0) & (state.generated != rules.mask_id)
-    stats.top1.copy_(torch.where(stays, state.generated, fresh))
-    stats.confidence.copy_(among(9) / 8)
-    stats.bad.copy_((among(60) == 0) & state.guided)
-
-
-def differences(found: Any, wanted: Any) -> list[str]:
-    """The tensors of two dataclasses that differ."""
-    pairs = {field.name: (getattr(found, field.name), getattr(wanted, field.name)) for field in fields(wanted)}
-    return [name for name, (one, other) in pairs.items() if isinstance(one, torch.Tensor) and not one.equal(other)]
+    fresh += fresh >= state.rules.mask_id
+    stays = (among(2) > 0) & ~state.masks
+    top1, confidence = torch.where(stays, state.generated, fresh), (among(9) / 8).to(state.entropy.dtype)
+    bad = among(60) == 0  # which is nothing to `draft_commit`: the loop ends the row
+    return VocabStats(top1, confidence, torch.zeros_like(confidence), bad)
 
 
 def events(
@@ -76,8 +64,8 @@ def events(
     stats: VocabStats,
     old: Witnesses | None,
     new: Witnesses | None,
-    rules: Rules,
 ) -> Counter[str]:
+    rules = before.rules
     masks = before.guided & (before.block_of == before.active[:, None])
     drafted, edited = after.drafted - before.drafted, after.edited - before.edited
     confidence = stats.confidence.masked_fill(~masks, -1)
@@ -90,15 +78,15 @@ def events(
         "early stop": (after.done & ~before.done & (before.generated == rules.mask_id).sum(1).gt(drafted)).any(),
         "row done before another": (before.done & ~before.done.all()).any(),
         "shorter row": (before.lengths < before.length).any(),
-        "unreadable": ((after.report & 2) > 0).any(),
+        "done with masks left": (before.done & before.masks.any(1)).any(),
         "ties": ((confidence[:, :, None] == confidence[:, None]) & masks[:, :, None] & masks[:, None]).sum((1, 2)).gt(
             masks.sum(1)).any(),
     }  # fmt: skip
     if old is not None and new is not None:
-        in_check = old.in_check(before.length)
+        in_check = old.in_check
         other = in_check & (stats.top1 != before.generated)
         happened |= {
-            "edit limit": (other & (old.edits >= old.max_edits)).any(),
+            "edit limit": (other & (old.edits >= rules.max_edits)).any(),
             "witness agrees": (in_check & ~other).any(),
             "more pending than witnesses": (after.pending.sum(1) > new.checked.shape[1]).any(),
             "check in another block": (in_check & (before.block_of != before.active[:, None])).any(),
@@ -112,32 +100,28 @@ def run(seed: int, length: int, max_steps: int = MOST_STEPS) -> Counter[str]:
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     vocab, batch, kind = rng.choice([4, 6, 12]), rng.choice([1, 2, 3]), ("threshold", "factor", "loo")[seed % 3]
     rules = draw_rules(rng, length, vocab)
+    rules = draw_editing(rng, rules) if kind == "loo" else rules
     lengths = torch.tensor([rng.choice([length, length, rng.randint(0, length)]) for _ in range(batch)])
     prompt = torch.full((batch, rng.choice([1, 3])), rules.pad_id)
-    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths)
+    state = new_state(prompt, length, rules, rng.choice([torch.float32, torch.float64]), lengths=lengths)
     bounds = None if kind == "threshold" else factor_bounds(rng.choice([0.5, 1.0, 2.0, 4.0]), length, prompt.device)
     witnesses = draw_witnesses(rng, state) if kind == "loo" else None
-    _, stats = new_stats(state)
-    slots: Slots | None = new_active_slots(state, rules, seed % 2, witnesses) if seed % 4 else None
     happened: Counter[str] = Counter()
     for step in range(1, min(length, max_steps) + 1):
-        draw_stats(stats, state, rules, vocab, draw)
+        stats = draw_stats(state, vocab, draw)
         token_prob = torch.rand(state.pending.shape, generator=draw).to(stats.confidence.dtype)
-        given = token_prob if witnesses is not None and witnesses.ratio < 1 else None
+        stats = stats._replace(token_prob=token_prob if witnesses is not None and rules.ratio < 1 else None)
+        end_some_rows(state, draw)
         before, by_kernel = copy.deepcopy(state), copy.deepcopy(state)
-        old, kept, filled = copy.deepcopy(witnesses), copy.deepcopy(witnesses), copy.deepcopy(slots)
-        dispatch.draft_commit(state, stats, rules, bounds, witnesses, given, slots, "torch")
-        draft_commit_triton(by_kernel, stats, rules, bounds, kept, given, filled)
+        old, kept = copy.deepcopy(witnesses), copy.deepcopy(witnesses)
+        dispatch.draft_commit(state, stats, bounds, witnesses, "torch")
+        draft_commit_triton(by_kernel, stats, bounds, kept)
         where = f"step {step} of run({seed}, {length}): {kind}, {rules}"
-        if before.done.any():  # `bad` of a row that is done is nobody's business
-            by_kernel.report[before.done] = state.report[before.done]
         assert differences(by_kernel, state) == [], where
-        if witnesses is not None:
-            assert differences(kept, witnesses) == [], where
-        if slots is not None:
-            assert differences(filled, slots) == [], where
-            assert slots.position.equal(active_slots(state, rules, None if witnesses is None else witnesses.checked))
-        happened += events(before, state, stats, old, witnesses, rules)
+        assert differences(state, before, before.done) == [], where
+        if witnesses is not None and kept is not None:  # nobody reads those of a done row
+            assert differences(kept, witnesses, ~before.done) == [], where
+        happened += events(before, state, stats, old, witnesses)
     return happened
 
 
@@ -159,12 +143,11 @@ def test_a_block_of_several_tiles_is_ranked_as_a_whole(monkeypatch: pytest.Monke
     for confidence in (torch.rand(300, generator=draw), torch.randint(0, 5, (300,), generator=draw) / 4):
         for factor in (1.0, 30.0, 1000.0):
             wanted, found = (new_state(torch.tensor([[2]]), 300, rules) for _ in range(2))
-            _, stats = new_stats(wanted)
-            stats.top1.fill_(3)
-            stats.confidence.copy_(confidence)
+            zeros = torch.zeros(1, 300)
+            stats = VocabStats(torch.full((1, 300), 3), confidence[None], zeros, zeros.bool())
             bounds = factor_bounds(factor, 300, confidence.device)
-            dispatch.draft_commit(wanted, stats, rules, bounds, impl="torch")
-            draft_commit_triton(found, stats, rules, bounds)
+            dispatch.draft_commit(wanted, stats, bounds, impl="torch")
+            draft_commit_triton(found, stats, bounds)
             assert differences(found, wanted) == []
             assert int(wanted.drafted) > 0
 
@@ -175,30 +158,28 @@ def test_confidence_equal_to_the_threshold_is_enough_in_either_precision() -> No
         for threshold in (0.1, 0.35, 0.7):
             rules = Rules(mask_id=0, pad_id=1, threshold=threshold)
             state = new_state(torch.tensor([[2]]), 3, rules, precision)
-            _, stats = new_stats(state)
-            stats.top1.fill_(2)
             exact = torch.tensor(threshold, dtype=precision)
-            below = torch.nextafter(exact, exact * 0)
-            stats.confidence.copy_(torch.stack([exact, below, exact]))
-            draft_commit_triton(state, stats, rules)
+            confidence = torch.stack([exact, torch.nextafter(exact, exact * 0), exact])[None]
+            zeros = torch.zeros_like(confidence)
+            draft_commit_triton(state, VocabStats(torch.full((1, 3), 2), confidence, zeros, zeros.bool()))
             assert state.generated.tolist() == [[2, 0, 2]], (precision, threshold)
 
 
-@pytest.mark.parametrize("planted", ["rank", "edit", "witness", "slot"])
+@pytest.mark.parametrize("planted", ["rank", "edit", "witness"])
 def test_a_planted_fault_is_found(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another factor, edit limit, witness or slot than the kernel was given."""
+    """Another factor, edit limit or witness than the kernel was given."""
     sound = draft_commit_triton
 
-    def faulty(state: Any, stats: Any, rules: Any, bounds: Any, witnesses: Any, scores: Any, slots: Any) -> None:
+    def faulty(state: DecodeState, stats: VocabStats, bounds: Any, witnesses: Witnesses | None) -> None:
+        rules = state.rules
         if planted == "rank" and bounds is not None:
             bounds = bounds + 0.1
-        if planted == "edit" and witnesses is not None:
-            witnesses = replace(witnesses, max_edits=witnesses.max_edits + 1)
-        sound(state, stats, rules, bounds, witnesses, scores, slots)
+        if planted == "edit":
+            state.rules = replace(rules, max_edits=rules.max_edits + 1)
+        sound(state, stats, bounds, witnesses)
+        state.rules = rules
         if planted == "witness" and witnesses is not None:
             witnesses.checked.copy_(witnesses.checked.flip(1))
-        if planted == "slot" and slots is not None:
-            slots.source[:, 0] += 1
 
     monkeypatch.setitem(globals(), "draft_commit_triton", faulty)
 

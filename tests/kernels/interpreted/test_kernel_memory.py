@@ -124,32 +124,29 @@ def test_rows_that_are_not_wanted_are_not_read() -> None:
     assert guard.launches[0].by_argument()["logits"][0].bytes == 5000 * 4
 
 
-def position_past_the_room(logits: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
-    LAUNCHERS["vocab_stats"](logits, row, position + 2, readout, out)
+def position_past_the_room(logits: Any, row: Any, position: Any, state: Any) -> None:
+    LAUNCHERS["vocab_stats"](logits, row, position + 2, state)
 
 
-def no_row_ids(logits: Any, row: Any, position: Any, readout: Any, out: Any) -> None:
-    LAUNCHERS["vocab_stats"](logits, row, position, replace(readout, row_ids=readout.row_ids[:0]), out)
+def no_row_ids(logits: Any, row: Any, position: Any, state: Any) -> None:
+    LAUNCHERS["vocab_stats"](logits, row, position, replace(state, row_ids=state.row_ids[:0]))
 
 
-def anchor_past_the_canvas(state: Any, table: Any, rules: Any, *keys: Any) -> None:
+def anchor_past_the_canvas(state: Any, table: Any) -> None:
     state.ring[-1, 1] = state.length
-    LAUNCHERS["anchor_embed"](state, table, rules, *keys)
+    LAUNCHERS["anchor_embed"](state, table)
 
 
-def statistics_of_fewer_positions(state: Any, stats: Any, rules: Any, slots: Any) -> None:
-    LAUNCHERS["commit"](state, stats._replace(top1=stats.top1[:, :-1].contiguous()), rules, slots)
+def statistics_of_fewer_positions(state: Any, stats: Any) -> None:
+    LAUNCHERS["commit"](state, stats._replace(top1=stats.top1[:, :-1].contiguous()))
 
 
-def slots_of_fewer_rows(state: Any, stats: Any, rules: Any, slots: Any) -> None:
-    LAUNCHERS["commit"](state, stats, rules, replace(slots, position=slots.position[:1]))
+def counters_of_fewer_rows(state: Any, stats: Any) -> None:
+    LAUNCHERS["commit"](replace(state, revoked=state.revoked[:1]), stats)
 
 
-def witnesses_of_fewer_rows(
-    state: Any, stats: Any, rules: Any, bounds: Any, witnesses: Any, scores: Any, slots: Any
-) -> None:
-    fewer = replace(witnesses, checked=witnesses.checked[:1])
-    LAUNCHERS["draft_commit"](state, stats, rules, bounds, fewer, scores, slots)
+def witnesses_of_fewer_rows(state: Any, stats: Any, bounds: Any, witnesses: Any) -> None:
+    LAUNCHERS["draft_commit"](state, stats, bounds, replace(witnesses, checked=witnesses.checked[:1]))
 
 
 def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, visible: Any, scale: float) -> None:
@@ -180,7 +177,7 @@ def keys_of_fewer_positions(query: Any, key: Any, value: Any, excluded: Any, vis
         (lambda: stats_case(2, 64, torch.float32, temperature=1.0), no_row_ids, "loads outside row_ids"),
         (lambda: embed_case(2, 3, 40, 64, torch.float32, anchors=4), anchor_past_the_canvas, "loads outside tokens"),
         (lambda: commit_case(2, 3, 40), statistics_of_fewer_positions, "commit_kernel: program 1 loads outside p_top1"),
-        (lambda: commit_case(2, 3, 40), slots_of_fewer_rows, "commit_kernel: program 1 stores outside p_slots"),
+        (lambda: commit_case(2, 3, 40), counters_of_fewer_rows, "commit_kernel: program 1 stores outside p_revoked"),
     ],
 )
 def test_a_planted_fault_is_found_in_every_real_kernel(make: Any, planted: Any, complaint: str) -> None:

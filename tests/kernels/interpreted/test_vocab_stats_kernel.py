@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asrd_kernels import Readout, VocabStats, philox
+from asrd_kernels import DecodeState, Rules, VocabStats, new_state, philox
 from asrd_kernels.philox import as_int64
 from asrd_kernels.philox_triton import exponential, random_bits
 from asrd_kernels.vocab_stats import vocab_stats_torch
@@ -19,50 +19,48 @@ from asrd_kernels.vocab_stats_triton import StatsLaunch, stats_launch, vocab_sta
 from tests.kernels.interpreted.parity import (
     KINDS,
     TOLERANCES,
-    UNWRITTEN,
     assert_no_worse,
     hard_logits,
-    poisoned,
     true_statistics,
 )
 from tests.support.kernels.cases import DTYPES
 
 ROWS, VOCABS = (1, 3, 32, 33), (1, 7, 1000, 1023, 4096, 126464)
-BATCH = 2
+BATCH, UNWRITTEN = 2, -7
 
 
-def a_readout(vocab: int, **settings: Any) -> Readout:
-    forbidden = sorted({1, vocab // 2, vocab - 1}) if vocab > 3 else []
-    row_ids = torch.tensor([5, 2**32 - 1])
-    seeds = torch.tensor([as_int64(2**64 - 11), 7])
-    return Readout(torch.tensor(forbidden, dtype=torch.int64), row_ids, seeds, **settings)
+def a_state(vocab: int, length: int, dtype: torch.dtype = torch.float32, **settings: Any) -> DecodeState:
+    """Of two rows with keys of their own."""
+    forbidden = tuple(sorted({1, vocab // 2, vocab - 1})) if vocab > 3 else ()
+    rules = Rules(mask_id=0, pad_id=0, forbidden=forbidden, **settings)
+    keys = {"row_ids": torch.tensor([5, 2**32 - 1]), "seeds": torch.tensor([as_int64(2**64 - 11), 7])}
+    return new_state(torch.ones(BATCH, 1, dtype=torch.int64), length, rules, dtype, **keys)
 
 
 def check(logits: Tensor, unwanted: int = 0, **settings: Any) -> VocabStats:
-    """Kernel against reference and truth; the last `unwanted` rows are unused slots. Gives what the kernel wrote."""
+    """Kernel against reference and truth; the last `unwanted` rows of logits are of no position. What the kernel
+    gives."""
     rows, vocab = logits.shape
     length = -(-rows // BATCH)
-    slot = torch.arange(rows)
-    row, position = slot % BATCH, torch.where(slot < rows - unwanted, slot // BATCH, length)
-    readout = a_readout(vocab, **settings)
-    found, reference = poisoned(BATCH, length), poisoned(BATCH, length)
+    number = torch.arange(rows)
+    row, position = number % BATCH, torch.where(number < rows - unwanted, number // BATCH, length)
+    state = a_state(vocab, length, **settings)
     before = logits.clone()
-    vocab_stats_triton(logits, row, position, readout, found)
+    found = vocab_stats_triton(logits, row, position, state)
     assert torch.equal(logits.nan_to_num(7.0), before.nan_to_num(7.0)), "the logits were changed"
-    vocab_stats_torch(before.clone(), row, position, readout, reference)
+    reference = vocab_stats_torch(before.clone(), row, position, state)
 
     at = (row[: rows - unwanted], position[: rows - unwanted])
     untouched = torch.ones_like(found.bad)
     untouched[at] = False
-    assert (found.top1[untouched] == UNWRITTEN).all()
-    assert found.confidence[untouched].isnan().all()
+    assert [bool(values[untouched].any()) for values in found[:4]] == [False] * 4, "0 where nothing is read"
+    assert [values.dtype for values in found[:4]] == [values.dtype for values in reference[:4]]
     assert torch.equal(found.top1[at], reference.top1[at])
     assert torch.equal(found.bad[at], reference.bad[at])
-    p, entropy = true_statistics(before[: rows - unwanted], readout.forbidden)
+    p, entropy = true_statistics(before[: rows - unwanted], torch.tensor(state.rules.forbidden, dtype=torch.int64))
     readable, picked = ~found.bad[at], found.top1[at]
     trusted = p.gather(1, picked[:, None])[:, 0]
-    if readout.unconfident is not None:
-        trusted = trusted * ~torch.isin(picked, readout.unconfident)
+    trusted = trusted * ~torch.isin(picked, torch.tensor(state.rules.unconfident))
     for name, truth in (("confidence", trusted), ("entropy", entropy)):
         ours, references = getattr(found, name)[at], getattr(reference, name)[at]
         assert (ours[~readable] == 0).all()
@@ -107,25 +105,50 @@ def test_a_peaked_row_keeps_the_digits_of_its_entropy_whatever_the_offset() -> N
     logits[:, 77] = 26.0
     found = check(logits + torch.tensor([[0.0], [300.0], [-300.0]]))
     entropies = torch.stack([found.entropy[0, 0], found.entropy[1, 0], found.entropy[0, 1]])
-    _, truth = true_statistics(logits, a_readout(5000).forbidden)
+    _, truth = true_statistics(logits, torch.tensor(a_state(5000, 2).rules.forbidden))
     assert 1e-7 < float(truth[0]) < 1e-5
     assert torch.allclose(entropies.double(), truth, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_wanted_number_is_written_and_no_other(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros that nobody wrote would look like those of a row that cannot be read."""
+    logits = hard_logits(len(KINDS), 1500, "fp32")
+    row, position = torch.arange(len(KINDS)) % BATCH, torch.arange(len(KINDS)) // BATCH
+    position[[0, 3]] = 7  # G: not wanted
+    state = a_state(1500, 7, temperature=temperature)
+    reference, made = vocab_stats_torch(logits, row, position, state), []
+
+    def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        made.append(torch.full(shape, torch.nan if dtype.is_floating_point else UNWRITTEN, dtype=dtype))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "zeros", poisoned)
+    found = vocab_stats_triton(logits, row, position, state)
+    wanted = position < 7
+    at, untouched = (row[wanted], position[wanted]), torch.ones_like(made[0], dtype=torch.bool)
+    untouched[at] = False
+    assert (made[0][untouched] == UNWRITTEN).all()
+    assert made[1][untouched].isnan().all()
+    assert made[2][untouched].isnan().all()
+    assert made[3][untouched].all()
+    assert torch.equal(found.bad[at], reference.bad[at])
+    for ours, theirs in zip(found[:3], reference[:3], strict=True):
+        torch.testing.assert_close(ours[at], theirs[at])
+
+
 def test_float64_stays_float64() -> None:
     logits = hard_logits(len(KINDS), 300, "fp32").double() * 1.1
-    readout, slot = a_readout(300, temperature=0.5), torch.arange(len(logits))
-    kinds = (torch.int64, torch.float64, torch.float64, torch.bool)
-    found, reference = (VocabStats(*(torch.zeros(1, len(slot) + 1, dtype=k) for k in kinds)) for _ in range(2))
-    vocab_stats_triton(logits, slot * 0, slot, readout, found)
-    vocab_stats_torch(logits.clone(), slot * 0, slot, readout, reference)
+    number = torch.arange(len(logits))
+    state = a_state(300, len(logits), torch.float64, temperature=0.5)
+    found, reference = (op(logits, number * 0, number, state) for op in (vocab_stats_triton, vocab_stats_torch))
     assert torch.equal(found.top1, reference.top1)
     for ours, theirs in zip(found[1:3], reference[1:3], strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_rows_of_any_strides_and_unused_slots(temperature: float) -> None:
+def test_rows_of_any_strides_and_unwanted_ones(temperature: float) -> None:
     wide = hard_logits(20, 3000, "fp32")
     check(wide[::2, 5:1505], unwanted=3, temperature=temperature)
     check(wide[:, :40].T, unwanted=1, temperature=temperature)  # tokens lie apart
@@ -134,7 +157,7 @@ def test_rows_of_any_strides_and_unused_slots(temperature: float) -> None:
 def test_a_pick_that_is_never_trusted_has_confidence_0() -> None:
     logits = hard_logits(6, 1000, "fp32")
     picked = check(logits).top1[0, :2]
-    bound = check(logits, unconfident=picked)
+    bound = check(logits, unconfident=tuple(picked.tolist()))
     assert (bound.confidence[0, :2] == 0).all()
     assert (bound.confidence[1, :1] > 0).all()
 
@@ -142,13 +165,10 @@ def test_a_pick_that_is_never_trusted_has_confidence_0() -> None:
 def test_a_row_reads_alone_as_in_a_batch_to_the_last_bit() -> None:
     logits = hard_logits(4, 5000, "bf16")
     together = check(logits, temperature=0.8)
-    slot = torch.zeros(1, dtype=torch.int64)
+    row, state = torch.zeros(1, dtype=torch.int64), a_state(5000, 2, temperature=0.8)
     for n in range(4):
-        alone = poisoned(BATCH, 2)
-        vocab_stats_triton(
-            logits[n : n + 1], slot + n % BATCH, slot + n // BATCH, a_readout(5000, temperature=0.8), alone
-        )
-        for ours, theirs in zip(alone, together, strict=True):
+        alone = vocab_stats_triton(logits[n : n + 1], row + n % BATCH, row + n // BATCH, state)
+        for ours, theirs in zip(alone[:4], together[:4], strict=True):
             assert torch.equal(ours[n % BATCH, n // BATCH], theirs[n % BATCH, n // BATCH])
 
 

@@ -10,22 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from asrd_kernels import (
-    DecodeState,
-    Readout,
-    Rules,
-    Slots,
-    VocabStats,
-    Witnesses,
-    factor_bounds,
-    new_active_slots,
-    new_slots,
-    new_state,
-)
+from asrd_kernels import DecodeState, Rows, Rules, VocabStats, Witnesses, factor_bounds, new_state
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK_ID, PAD_ID, EOS_ID = 0, 1, 2
@@ -58,38 +46,31 @@ def stats_case(
     gap: int = 0,
     device: str = "cpu",
 ) -> Case:
-    """`vocab_stats` of `rows` rows, the last `unwanted` of them unused slots; `gap` columns lie between two rows."""
+    """`vocab_stats` of `rows` rows, the last `unwanted` of them for no position; `gap` columns lie between two rows."""
     logits = torch.randn(rows, vocab + gap, generator=torch.Generator().manual_seed(0)).to(dtype)[:, :vocab].to(device)
     if gap == 0:
         logits = logits.contiguous()
-    slot = torch.arange(rows, device=device)
-    length = rows
-    position = torch.where(slot < rows - unwanted, slot, length)
-    readout = Readout(
-        forbidden=torch.tensor([0, vocab - 1][: max(1, min(2, vocab - 1))], device=device),
-        row_ids=torch.arange(1, device=device),
+    number, length = torch.arange(rows, device=device), rows
+    position, row = torch.where(number < rows - unwanted, number, length), torch.zeros_like(number)
+    forbidden = (0, vocab - 1)[: max(1, min(2, vocab - 1))]
+    state = new_state(
+        torch.full((1, 1), 1, device=device),
+        length,
+        Rules(mask_id=MASK_ID, pad_id=PAD_ID, forbidden=forbidden, temperature=temperature),
+        torch.promote_types(dtype, torch.float32),
+        row_ids=torch.zeros(1, dtype=torch.int64, device=device),
         seeds=torch.full((1,), 3, device=device),
-        temperature=temperature,
     )
-    out = _buffers(1, length, torch.promote_types(dtype, torch.float32), device)
-    row = torch.zeros_like(slot)
-    wanted = rows - unwanted
-    compulsory = wanted * (vocab * logits.element_size() + sum(t.element_size() for t in out)) + nbytes(position)
+    wanted, results = rows - unwanted, 8 + 2 * state.entropy.element_size() + 1  # bytes of a position
+    compulsory = wanted * (vocab * logits.element_size() + results) + nbytes(position)
     noise = f", t={temperature}" if temperature else ""
     label = f"N={rows}{f' ({unwanted} unused)' if unwanted else ''}, V={vocab}{'+' + str(gap) if gap else ''}{noise}"
     return Case(
         "vocab_stats",
         label,
-        lambda op: op(logits, row, position, readout, out),
+        lambda op: op(logits, row, position, state),
         compulsory if wanted else nbytes(position),
     )
-
-
-def _zeros(rows: int, columns: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Zeros; on a CPU their memory is allocated on first access, since most uses want a weight's shape only."""
-    if torch.device(device).type != "cpu":
-        return torch.zeros(rows, columns, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(rows * columns * dtype.itemsize, np.uint8)).view(dtype).view(rows, columns)
 
 
 def attention_case(
@@ -127,9 +108,18 @@ def attention_case(
     )
 
 
-def _buffers(batch: int, length: int, precision: torch.dtype, device: str) -> VocabStats:
+def _no_stats(batch: int, length: int, precision: torch.dtype, device: str) -> VocabStats:
+    """Room for statistics, in memory as the kernel returns them: without the last of length + 1 columns."""
     kinds = (torch.int64, precision, precision, torch.bool)
-    return VocabStats(*(torch.zeros(batch, length + 1, dtype=kind, device=device) for kind in kinds))
+    return VocabStats(*(torch.zeros(batch, length + 1, dtype=kind, device=device)[:, :length] for kind in kinds))
+
+
+def _random_stats(batch: int, length: int, precision: torch.dtype, device: str) -> VocabStats:
+    stats, draw = _no_stats(batch, length, precision, device), torch.Generator().manual_seed(2)
+    stats.top1.copy_(torch.randint(3, 1000, stats.top1.shape, generator=draw))
+    stats.confidence.copy_(torch.rand(stats.confidence.shape, generator=draw))
+    stats.entropy.copy_(torch.rand(stats.entropy.shape, generator=draw))
+    return stats
 
 
 def embed_case(
@@ -149,12 +139,11 @@ def embed_case(
     precision = torch.promote_types(dtype, torch.float32)
     state = a_state(batch, prompt, length, rules, vocab, anchors, precision, device=device)
     table = torch.randn(vocab, dim, generator=torch.Generator().manual_seed(1)).to(device=device, dtype=dtype)
-    keys = (torch.arange(batch, device=device), torch.arange(batch, device=device) + 3)  # row ids and seeds
     needed = int(state.tokens.unique().numel())  # rows of the table; anchors are on the canvas too
     edges = nbytes(state.tokens, state.pending, state.guided, state.entropy, state.ring[:, : rules.capacity])
     compulsory = (needed + state.tokens.numel()) * dim * table.element_size() + edges
     label = f"B={batch}, L={prompt + length}, D={dim}, m={rules.capacity}, {rules.probe}"
-    return Case("anchor_embed", label, lambda op: op(state, table, rules, *keys), compulsory)
+    return Case("anchor_embed", label, lambda op: op(state, table), compulsory)
 
 
 def commit_case(
@@ -169,36 +158,26 @@ def commit_case(
     """`commit` of random statistics to a canvas [batch, prompt + length]."""
     rules = _rules(settings, length)
     state = a_state(batch, prompt, length, rules, 1000, None, precision, device=device)
-    buffers = _buffers(batch, length, precision, device)
-    draw = torch.Generator().manual_seed(2)
-    buffers.top1.copy_(torch.randint(3, 1000, buffers.top1.shape, generator=draw))
-    buffers.confidence.copy_(torch.rand(buffers.confidence.shape, generator=draw))
-    buffers.entropy.copy_(torch.rand(buffers.entropy.shape, generator=draw))
-    stats = VocabStats(*(values[:, :length] for values in buffers))
+    stats = _random_stats(batch, length, precision, device)
     label = f"B={batch}, G={length}, m={rules.capacity}, {rules.scope}"
-    run, reset = _resettable(state, stats, rules, new_slots(state, rules))
-    return Case("commit", label, run, None, reset)
+    return Case("commit", label, lambda op: op(state, stats), None, _resetting(state))
 
 
-def _resettable(
-    state: DecodeState, stats: VocabStats, rules: Rules, slots: Slots
-) -> tuple[Callable[[Callable[..., Any]], Any], Callable[[], None]]:
-    """A `commit`, and what puts its state back."""
-    mine = [tensor for tensor in vars(state).values() if isinstance(tensor, Tensor)]
-    mine += [slots.position, slots.source]
-    before = [tensor.clone() for tensor in mine]
+def _resetting(*changed: Rows) -> Callable[[], None]:
+    """What puts back tensors that an operation changes in place."""
+    before = [(tensor, tensor.clone()) for holder in changed for tensor in holder.tensors().values()]
 
     def reset() -> None:
-        for tensor, value in zip(mine, before, strict=True):
+        for tensor, value in before:
             tensor.copy_(value)
 
-    return lambda op: op(state, stats, rules, slots), reset
+    return reset
 
 
-def a_reopened_block(device: str = "cpu") -> tuple[DecodeState, VocabStats, Rules, Slots]:
+def a_reopened_block(device: str = "cpu") -> tuple[DecodeState, VocabStats]:
     """Arguments of a `commit` that revokes two tokens of block 8 while block 9 is active and gets two pending tokens:
-    block 8 is active again, of block 9 the pending tokens are wanted and its masks are not. State, statistics, rules,
-    slots. The blocks lie behind position 64, where another warp writes than the first, which fills the slots."""
+    block 8 is active again, of block 9 the pending tokens are wanted and its masks are not. The blocks lie behind
+    position 64, where another warp writes than the first, which writes the numbers of the row."""
     rules = Rules(mask_id=MASK_ID, pad_id=PAD_ID, threshold=0.7, block_length=8, capacity=4)
     state = new_state(torch.full((1, 2), 3, device=device), 256, rules)
     state.generated[:, :72] = 10
@@ -206,18 +185,17 @@ def a_reopened_block(device: str = "cpu") -> tuple[DecodeState, VocabStats, Rule
     state.pending[:, [66, 69]] = True
     state.active.fill_(9)
     state.step.fill_(20)
-    stats = VocabStats(*(values[:, :256] for values in _buffers(1, 256, torch.float32, device)))
+    stats = _no_stats(1, 256, torch.float32, device)
     stats.top1.fill_(11)
     stats.entropy.fill_(0.5)
     stats.confidence[:, [73, 75]] = 0.9
-    return state, stats, rules, new_slots(state, rules)
+    return state, stats
 
 
 def reopened_case(device: str = "cpu") -> Case:
     """`commit` of `a_reopened_block`."""
-    state, stats, rules, slots = a_reopened_block(device)
-    run, reset = _resettable(state, stats, rules, slots)
-    return Case("commit", "a block reopened", run, None, reset)
+    state, stats = a_reopened_block(device)
+    return Case("commit", "a block reopened", lambda op: op(state, stats), None, _resetting(state))
 
 
 def mixed_case(length: int = 600, **settings: Any) -> Case:
@@ -225,22 +203,17 @@ def mixed_case(length: int = 600, **settings: Any) -> Case:
     an earlier block reopened."""
     rules = _rules({"block_length": 64, **settings}, length)
     state = a_state(5, 3, length, rules, 1000, None)
-    stats = VocabStats(*(values[:, :length] for values in _buffers(5, length, torch.float32, "cpu")))
-    draw = torch.Generator().manual_seed(2)
-    stats.top1.copy_(torch.randint(3, 1000, stats.top1.shape, generator=draw))
-    stats.confidence.copy_(torch.rand(stats.confidence.shape, generator=draw))
-    stats.entropy.copy_(torch.rand(stats.entropy.shape, generator=draw))
+    stats = _random_stats(5, length, torch.float32, "cpu")
     stats.top1[0] = torch.where(state.last[0] >= 0, state.last[0], stats.top1[0])
     stats.confidence[1].mul_(0.6)
     state.step[2] = 0
     state.generated[3, 20] = EOS_ID
     state.generated[4, 96:192] = 1000  # block 2 is full, two of its tokens fail their check, block 3 is active
     masked = state.generated[4] == MASK_ID
-    state.guided[4] = masked if rules.scope == "sequence" else masked & (state.block_of == 3)
+    state.guided[4] = masked if rules.scope == "sequence" else masked & (state.block_of[4] == 3)
     state.pending[4] = (state.positions == 130) | (state.positions == 133)
     state.active[4] = 3
-    run, reset = _resettable(state, stats, rules, new_slots(state, rules))
-    return Case("commit", "rows of every kind", run, None, reset)
+    return Case("commit", "rows of every kind", lambda op: op(state, stats), None, _resetting(state))
 
 
 def draft_case(
@@ -256,33 +229,22 @@ def draft_case(
     **settings: Any,
 ) -> Case:
     """`draft_commit` of random statistics to a canvas [batch, prompt + length]; factor None: by threshold."""
-    rules = _rules(settings, length)
+    rules = _rules({"ratio": ratio, **settings}, length)
     state = a_state(batch, prompt, length, rules, 1000, None, precision, device=device)
-    draw = torch.Generator().manual_seed(2)
-    buffers = _buffers(batch, length, precision, device)
-    buffers.top1.copy_(torch.randint(3, 1000, buffers.top1.shape, generator=draw))
-    buffers.confidence.copy_(torch.rand(buffers.confidence.shape, generator=draw))
-    stats = VocabStats(*(values[:, :length] for values in buffers))
+    stats, draw = _random_stats(batch, length, precision, device), torch.Generator().manual_seed(3)
     bounds = None if factor is None else factor_bounds(factor, length, state.tokens.device)
     kept = None
     if witnesses:
         pending = torch.where(state.pending, state.positions, length).sort(1).values[:, :witnesses].contiguous()
         confidence = torch.rand(state.entropy.shape, generator=draw).to(state.entropy)
-        kept = Witnesses(pending, torch.zeros_like(state.last), confidence, 0.9, 3, ratio)
+        kept = Witnesses(pending, torch.zeros_like(state.last), confidence)
     else:
         state.pending.zero_()
-    scores = torch.rand(batch, length, generator=draw).to(state.entropy) if ratio < 1 else None
-    slots = new_active_slots(state, rules, 0, kept)
-    mine = [tensor for holder in (state, slots, kept) if holder is not None
-            for tensor in vars(holder).values() if isinstance(tensor, Tensor)]  # fmt: skip
-    before = [tensor.clone() for tensor in mine]
-
-    def reset() -> None:
-        for tensor, value in zip(mine, before, strict=True):
-            tensor.copy_(value)
-
+    if ratio < 1:
+        stats = stats._replace(token_prob=torch.rand(batch, length, generator=draw).to(state.entropy))
     label = f"B={batch}, G={length}, {'threshold' if factor is None else 'factor'}, W={witnesses}"
-    return Case("draft_commit", label, lambda op: op(state, stats, rules, bounds, kept, scores, slots), None, reset)
+    reset = _resetting(state) if kept is None else _resetting(state, kept)
+    return Case("draft_commit", label, lambda op: op(state, stats, bounds, kept), None, reset)
 
 
 def _rules(settings: dict[str, Any], length: int) -> Rules:
@@ -307,14 +269,15 @@ def a_state(
     anchors (`anchors` of them in each row, or i in row i)."""
     draw = torch.Generator().manual_seed(batch * 1000 + length)
     ids = torch.randint(3, vocab, (batch, prompt), generator=draw)
-    state = new_state(ids.to(device), length, rules, precision)
+    keys = torch.arange(batch, device=device)
+    state = new_state(ids.to(device), length, rules, precision, row_ids=keys, seeds=keys + 3)
     active = 1 if length > rules.block_length else 0
     first, end = active * rules.block_length, min((active + 1) * rules.block_length, length)
     drafted = torch.arange(length, device=device) < (first + end + 1) // 2
     text = torch.randint(3, vocab, (batch, length), generator=draw).to(device)
     state.generated.copy_(torch.where(drafted, text, rules.mask_id))
     masked = ~drafted.expand(batch, -1)
-    here = (state.block_of == active).expand(batch, -1)
+    here = state.block_of == active
     state.active.fill_(active)
     state.guided.copy_(masked if rules.scope == "sequence" else masked & here)
     state.pending.copy_(drafted & here & (state.positions % 3 == 0))
@@ -324,7 +287,7 @@ def a_state(
     state.run.copy_((state.last >= 0).long())
     state.step.fill_(min(3, length - 1))
     count = torch.arange(batch, device=device) if anchors is None else torch.full((batch,), anchors, device=device)
-    state.counts[2] = count.clamp(max=int(drafted.sum())) if rules.capacity else 0
     if rules.capacity:
+        state.anchors.copy_(count.clamp(max=int(drafted.sum())))
         state.ring.copy_(torch.arange(rules.capacity + 1, device=device).clamp(max=int(drafted.sum()) - 1))
     return state

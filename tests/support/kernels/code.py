@@ -37,7 +37,7 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-_NO_LAUNCH = ("empty", "new_empty")  # and their variants: allocations
+_NO_LAUNCH = ("empty", "new_empty", "_unsafe_view", "promote_types")  # and variants: allocations, views, no tensors
 _AMD_BITS = {"byte": 8, "short": 16, "dword": 32}
 
 
