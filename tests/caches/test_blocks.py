@@ -155,6 +155,7 @@ def test_an_observer_is_shown_every_commit_and_changes_nothing() -> None:
         assert bool((alone.forwards < alone.steps).any()) == checks, settings
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("moe", [False, True], ids=["qwen3", "glm4moe"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=names)
 def test_a_row_of_a_batch_decodes_as_it_does_alone(settings: dict[str, Any], moe: bool) -> None:

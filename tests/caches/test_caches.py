@@ -338,6 +338,7 @@ def test_rows_that_are_moved_in_mid_decode_go_on_as_if_nothing_had_happened(
 # --- batch = single --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(12)
 @pytest.mark.parametrize(("name", "reach"), PAIRS)
 def test_each_row_of_a_padded_batch_equals_the_row_alone(name: str, reach: str) -> None:
     finished_apart = approximate = 0
@@ -512,6 +513,7 @@ ORACLE_CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("decoder", ORACLE_CASES)
 @torch.no_grad()
 def test_steps_recompute_and_decide_as_the_slow_cache_does(decoder: str) -> None:

@@ -24,7 +24,7 @@ from tests.support.table_models import make_llama, make_qwen2
 
 CHUNK = 52
 CHUNKS = 11
-IN_A_HURRY = 3
+IN_A_HURRY = 1
 """Chunks of the default run; the others are marked `long`."""
 DECISIVE = 46
 """Of each chunk at least so many cases must prove something, so of each kind more than 500 do."""
@@ -299,7 +299,7 @@ def check_chunk(kind: str, seeds: range, family: str = "smooth") -> int:
 
 @pytest.mark.parametrize(
     "chunk",
-    [*range(IN_A_HURRY), *(pytest.param(chunk, marks=pytest.mark.long) for chunk in range(IN_A_HURRY, CHUNKS))],
+    [*range(IN_A_HURRY), *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(IN_A_HURRY, CHUNKS))],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_decodes_equal_the_oracle(kind: str, chunk: int) -> None:
@@ -312,7 +312,7 @@ def test_decodes_of_transformers_own_models_equal_the_oracle(kind: str, family: 
     assert check_chunk(kind, range(8), family) >= 6
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_random_decodes_come_across_every_rule(kind: str) -> None:
     reached = [oracle_says(kind, seed).reached for seed in range(CHUNK * CHUNKS)]

@@ -77,6 +77,7 @@ def real_model(name: str, seed: int, **fields: Any) -> Any:
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(12)
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("kind", ["table", "real"])
 def test_each_row_of_a_padded_batch_equals_the_row_alone(name: str, kind: str) -> None:

@@ -68,8 +68,7 @@ def test_a_decode_is_that_of_the_restatement() -> None:
     assert seen["merged"] - seen["checks alone"] <= seen["fused"] < seen["merged"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.long if n else pytest.mark.slow) for n in range(5)])
 def test_many_decodes_are_those_of_the_restatement(part: int) -> None:
     seen = check(range(1000 + 100 * part, 1100 + 100 * part))
     assert min(seen[name] for name in ("edited", "checks alone", "waited", "refused")) > 20

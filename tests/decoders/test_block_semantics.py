@@ -91,8 +91,7 @@ def test_a_decode_is_that_of_the_restatement(decoder: str, joint: bool) -> None:
     assert seen["anchors"] > 0 or decoder == "native"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.long if n else pytest.mark.slow) for n in range(5)])
 @pytest.mark.parametrize("joint", [False, True], ids=["quota", "joint"])
 @pytest.mark.parametrize("decoder", ["native", "asrd"])
 def test_many_decodes_are_those_of_the_restatement(decoder: str, joint: bool, part: int) -> None:

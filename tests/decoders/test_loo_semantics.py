@@ -36,7 +36,7 @@ from tests.support.table_models import TableModel, TableSpec
 
 CHUNK = 100
 CHUNKS = 12
-IN_A_HURRY = 3
+IN_A_HURRY = 1
 """Chunks of the default run; the others are marked `long`."""
 DECISIVE = 85
 """Of each chunk at least so many cases must prove something, so more than 1,000 do."""
@@ -115,7 +115,7 @@ def check_chunk(seeds: range, family: str = "smooth") -> int:
 
 @pytest.mark.parametrize(
     "chunk",
-    [*range(IN_A_HURRY), *(pytest.param(chunk, marks=pytest.mark.long) for chunk in range(IN_A_HURRY, CHUNKS))],
+    [*range(IN_A_HURRY), *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(IN_A_HURRY, CHUNKS))],
 )
 def test_decodes_equal_the_oracle(chunk: int) -> None:
     assert check_chunk(range(chunk * CHUNK, (chunk + 1) * CHUNK)) >= DECISIVE
@@ -126,7 +126,7 @@ def test_decodes_of_transformers_own_models_equal_the_oracle(family: str) -> Non
     assert check_chunk(range(30), family) >= 25
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_random_decodes_come_across_every_rule() -> None:
     reached = Counter(rule for seed in range(CHUNK * CHUNKS) for rule in oracle_says(seed).reached)
     assert all(reached[rule] >= least for rule, least in RULES.items()), reached

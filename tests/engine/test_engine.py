@@ -596,7 +596,7 @@ def test_a_graph_is_recorded_once_a_shape_and_refills_are_replayed(monkeypatch: 
 # --- a long run ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [60, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_no_request_is_lost_or_doubled_and_memory_does_not_grow(number: int) -> None:
     rng = random.Random(7)
     model = TableModel(TableSpec(seed=8, eos_bonus=1.0))

@@ -52,7 +52,11 @@ def alone(model: Any, prompt: list[int], index: int, **settings: Any) -> tuple[l
 # --- with a KV cache -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.long)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "seeds",
+    [range(1), pytest.param(range(1, 2), marks=pytest.mark.slow), pytest.param(range(2, 12), marks=pytest.mark.long)],
+    ids=["one", "few", "many"],
+)
 @pytest.mark.parametrize("case", [case for case in REACHES if case not in IMPOSSIBLE])
 def test_steps_with_a_cache_are_recorded_in_parts_and_change_no_result(case: str, seeds: range) -> None:
     name, reach = case.split()

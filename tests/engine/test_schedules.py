@@ -237,7 +237,14 @@ def check(seed: int, reached: Counter[str], blocks: bool = False) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [COVERING, *(pytest.param(part, marks=pytest.mark.long, id=f"{part[0]}-{part[-1]}") for part in WHOLE)]
+    "seeds",
+    [
+        COVERING,
+        *(
+            pytest.param(part, marks=pytest.mark.long if index else pytest.mark.slow, id=f"{part[0]}-{part[-1]}")
+            for index, part in enumerate(WHOLE)
+        ),
+    ],
 )
 def test_every_request_decodes_as_alone_whatever_the_schedule(seeds: range) -> None:
     reached: Counter[str] = Counter()

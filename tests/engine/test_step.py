@@ -61,6 +61,7 @@ def same_states(one: Batch, other: Batch) -> None:
         torch.testing.assert_close(found[name], wanted[name], msg=name)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_whole_step_is_one_graph_and_decides_as_without(settings: dict[str, Any]) -> None:
     plain, traced = ready(a_batch(fixed=False, **settings)), ready(a_batch(fixed=True, **settings))
@@ -73,6 +74,7 @@ def test_a_whole_step_is_one_graph_and_decides_as_without(settings: dict[str, An
             same_states(traced, plain)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, *(pytest.param(name, marks=pytest.mark.long) for name in REST)])
 @torch.no_grad()
 def test_a_step_of_every_decoder_is_one_graph(name: str) -> None:

@@ -111,6 +111,7 @@ def stock_prompts(name: str, data: Path, tokenizer: Any, chat: bool, number: int
     return model.seen
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].source])
 def test_prompts_are_those_that_lm_eval_gives_a_stock_model(
@@ -212,6 +213,7 @@ def test_a_long_prompt_loses_tokens_on_the_left_and_that_is_recorded(tiny: tuple
     assert job.truncated == 20
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("decoder", ["asrd", "standard", "threshold"])
 def test_stop_strings_end_the_decode_and_change_nothing_before_them(decoder: str, tiny: tuple[Any, Any]) -> None:
     texts = [problem.question for problem in held_out(3)]

@@ -276,7 +276,7 @@ def test_an_evaluation_writes_its_record_and_repeats_token_by_token(
     assert f"document {records[0]['document']}, token 3" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_eight_problems_of_each_benchmark_resume_after_a_kill_with_the_same_results(tmp_path: Path) -> None:
     data = published() or write_items(tmp_path / "data")
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -70,6 +70,7 @@ def test_an_attack_fails_with_a_reason_and_does_no_harm(
     assert not outside.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["while True:\n    pass", "import time\ntime.sleep(1000)"])
 def test_an_endless_program_is_stopped(program: str) -> None:
     began = time.monotonic()

@@ -124,6 +124,7 @@ def run_asrd(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
+@pytest.mark.slow
 def test_help_is_enough_to_get_going() -> None:
     done = run_asrd("--help")
     assert done.returncode == 0
@@ -132,6 +133,7 @@ def test_help_is_enough_to_get_going() -> None:
     assert run_asrd("frobnicate").returncode == 2
 
 
+@pytest.mark.slow
 def test_progress_shows_on_a_terminal_only(folder: str) -> None:
     command = [sys.executable, "-c", "import sys; from asrd.cli import main; sys.exit(main())"]
     command += ["generate", "ann has 3 .", "--model", folder, "--max-new-tokens", "24"]

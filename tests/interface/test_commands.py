@@ -124,6 +124,7 @@ def test_what_the_parser_names_is_what_there_is() -> None:
     assert set(diagnose_options.STABILITY_MODELS.split(",")) < set(PACKAGED_NAMES)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("library", ["libtorch_cpu", "tokenizers"])
 def test_an_interruption_while_libraries_load_is_one_line(library: str) -> None:
     process = subprocess.Popen(

@@ -107,7 +107,7 @@ def cases(found: Iterable[Command]) -> list[Any]:
     known: dict[str, Any] = {}
     for place, words in found:
         line = shlex.join(words)
-        marks = [pytest.mark.long(reason=why) for part, why in SLOW.items() if part in line]
+        marks = [pytest.mark.slow(reason=why) for part, why in SLOW.items() if part in line]
         known.setdefault(line, pytest.param(words, id=f"{place} {line[:60]}", marks=marks))
     return list(known.values())
 

@@ -30,6 +30,7 @@ def folder(request: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("decoder", [name for name in DECODERS if DECODERS[name].full_attention])
 def test_every_decoder_decodes_with_and_without_a_cache(folder: str, decoder: str) -> None:
     model, tokenizer = asrd.load(folder)
@@ -61,6 +62,7 @@ def test_a_model_can_be_saved_and_loaded_again(folder: str, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_compares_and_traces(folder: str, tmp_path: Path) -> None:
     common = ["--model", folder]
     out = tmp_path / "out"

@@ -25,6 +25,7 @@ def test_the_console_script_is_registered() -> None:
     assert scripts["asrd"] == "asrd.cli:main"
 
 
+@pytest.mark.slow
 def test_import_and_decode_work_without_triton_flash_attention_and_what_the_command_line_draws_with() -> None:
     program = """
 import sys
@@ -78,6 +79,7 @@ def test_every_dependency_is_pinned() -> None:
     assert names - pinned == set()
 
 
+@pytest.mark.slow
 def test_the_source_distribution_has_what_its_tests_need(tmp_path: Path) -> None:
     command = ["setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path)]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)

@@ -117,6 +117,7 @@ def test_what_has_a_result_is_not_decoded_again(
     assert "0 prompts, " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_was(folder: str, tmp_path: Path) -> None:
     prompts, out, straight = (tmp_path / name for name in ("prompts.jsonl", "out.jsonl", "straight.jsonl"))
     prompts.write_text("".join(json.dumps(f"ann has {number} shells .") + "\n" for number in range(60)))

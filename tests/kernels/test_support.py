@@ -31,6 +31,7 @@ def test_the_page_has_the_table_of_the_data() -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_entry_names_a_test_that_there_is() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "tests/kernels/interpreted"]
     settings = os.environ | {"TRITON_INTERPRET": "1"}
@@ -67,6 +68,7 @@ def check(chosen: list[Evidence], where: str, order: str = "lockstep") -> None:
     }
 
 
+@pytest.mark.slow
 def test_some_entries_are_true() -> None:
     """One of each kernel but `draft_commit`, whose test takes long; the long test takes all."""
     chosen = {one.operation: one for one in evidence() if one.where == "sm_80" and one.dtype == "fp32"}
@@ -74,6 +76,7 @@ def test_some_entries_are_true() -> None:
     check([one for one in chosen.values() if one.operation != "draft_commit"], "sm_80")
 
 
+@pytest.mark.slow
 def test_an_entry_that_is_not_true_is_found_out() -> None:
     true = next(one for one in evidence() if one.cell == ("commit", "fp32", "interpreted"))
     with pytest.raises(AssertionError):

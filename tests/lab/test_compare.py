@@ -134,6 +134,7 @@ def test_runs_sweep_only_what_a_decoder_reads() -> None:
         plan_runs(["asrd"], {}, {"threshold": [3]})
 
 
+@pytest.mark.slow
 def test_measuring_resumes_and_survives_a_line_cut_short(model: Any, tmp_path: Path) -> None:
     runs = [RunSpec("threshold", {"threshold": 0.3}), RunSpec("asrd", {"threshold": 0.3})]
     whole = measure(model, runs, SOME, Store(tmp_path, model, {}), batch_size=2, quiet=True)
@@ -210,6 +211,7 @@ def test_frames_show_roles_in_colour_and_in_plain_marks(model: Any) -> None:
 ASRD = [sys.executable, "-c", "import sys; from asrd.cli import main; sys.exit(main())"]
 
 
+@pytest.mark.slow
 def test_compare_writes_tables_and_plot_without_a_terminal(folder: str, tmp_path: Path) -> None:
     command = [*ASRD, "compare", "--n", "4", "--level", "medium", "--model", folder, "--out", str(tmp_path / "out"),
                "--sweep", "threshold=0.2,0.4", "--batch-size", "4"]  # fmt: skip
@@ -225,6 +227,7 @@ def test_compare_writes_tables_and_plot_without_a_terminal(folder: str, tmp_path
     assert "| standard |" in (tmp_path / "out" / "results.md").read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_resumes_where_it_stopped(folder: str, tmp_path: Path) -> None:
     command = [*ASRD, "compare", "--n", "12", "--level", "medium", "--model", folder, "--out", str(tmp_path),
                "--decoders", "standard", "--batch-size", "1"]  # fmt: skip
@@ -253,6 +256,7 @@ def test_an_interrupted_comparison_resumes_where_it_stopped(folder: str, tmp_pat
     assert len(after) == 12
 
 
+@pytest.mark.slow
 def test_demo_prints_the_revocations_without_a_terminal(folder: str) -> None:
     done = subprocess.run(
         [*ASRD, "demo", "--model", folder, "--watch", "1", "--n", "2", "--level", "medium"],

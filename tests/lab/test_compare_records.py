@@ -227,6 +227,7 @@ def test_identical_seeds_have_the_interval_of_the_problems() -> None:
     assert low < 13 / 16 < high
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "line", ["[]", "{}", "null", "{oops", '{"problem": 1}', '{"steps": 0}', '{"seconds": "x"}', '{"right": null}']
 )

@@ -97,6 +97,7 @@ def test_visible_tokens_of_prompts_of_different_lengths_are_checked_together(loa
         assert visible_behaviour(model, samples, tokenizer=tokenizer, draws=1).overall.plants == len(SAMPLES)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -33,6 +33,7 @@ def content(folder: Path, name: str) -> dict:
     return json.loads((folder / f"{name}.json").read_text())
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("name", "options", "table"),
     [
@@ -57,6 +58,7 @@ def test_a_diagnosis_prints_a_table_and_writes_its_files(
     assert found["words"][0] in (tmp_path / f"{name}.md").read_text()
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own_with_a_users_prompts(folder: str, tmp_path: Path) -> None:
     own = tmp_path / "own.jsonl"
     lines = [json.dumps({"prompt": s.text, "answer": s.reference}) for s in packaged_samples(2, "easy")]

@@ -96,6 +96,7 @@ def records(right: bool, steps: int) -> list[dict[str, Any]]:
             for n in range(6)]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_page_and_plot_are_made_from_the_files_alone(tmp_path: Path) -> None:
     runs = [RunSpec("loo", {"factor": 2.0}, ("factor",)), RunSpec("factor", {"factor": 2.0}, ("factor",))]
     for model in ("a", "b"):

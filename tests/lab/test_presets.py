@@ -93,6 +93,7 @@ def test_speed_is_relative_to_the_uncached_standard_decoder_with_most_settings_i
     assert [summary.speed for summary in found] == [1, 1, 2, 4, 4]
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_can_be_plotted_and_shown_on_one_page(name: str, tmp_path: Path) -> None:
     table = TABLES[name]

@@ -39,6 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_it_loads_and_decodes_from_an_installed_wheel_outside_the_source_tree(model: str, installed: Path) -> None:
     program = f"""
@@ -86,7 +87,7 @@ def test_the_origin_of_the_weights_is_recorded(recipe: str) -> None:
     assert (WEIGHTS / RECIPES[recipe].folder / "curve.png").exists()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_tiny_has_the_accuracy_of_its_scores_json() -> None:
     """The standard decoder on 200 problems, within the interval that 200 problems of the stated accuracy have."""
     stated = content("tiny", "scores.json")["standard"]

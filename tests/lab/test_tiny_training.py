@@ -40,6 +40,7 @@ def small_model(shift: bool = False, block: int = 0) -> TinyModel:
     return TinyModel(Shape(len(VOCABULARY), **size, qkv_bias=shift, shift=shift, qk_norm=block > 0, block=block))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [name for name, recipe in RECIPES.items() if not recipe.block])
 def test_the_loss_decreases(recipe: str) -> None:
     settings = Settings(recipe, seed=3, updates=4000, minutes=1e9)
@@ -54,6 +55,7 @@ def test_the_loss_decreases(recipe: str) -> None:
     assert means[2] < 0.8 * means[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["plain", "edit"])
 def test_a_killed_run_ends_in_the_same_state(recipe: str, tmp_path: Path) -> None:
     settings = Settings(recipe, seed=5, updates=8, minutes=1e9, every=3, held_out=1)

@@ -71,6 +71,7 @@ def decode(model: Any, name: str, mask: Tensor | None = MASK, **settings: Any) -
     return asrd.fast_generate(model, IDS, mask, **common | DECODERS[name] | settings)
 
 
+@pytest.mark.slow_after(24)
 @pytest.mark.parametrize("attention", ["sdpa", "eager", FLASH])
 @pytest.mark.parametrize("shifted", [False, True], ids=["llama", "qwen2"])
 @pytest.mark.parametrize("name", DECODERS)

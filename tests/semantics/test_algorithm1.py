@@ -112,6 +112,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_decoder_is_algorithm_1_where_no_addition_acts(way: str) -> None:
     asked, additions = WAYS[way]

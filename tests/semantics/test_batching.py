@@ -65,6 +65,7 @@ class Rows:
         return [Decoded(text, c) for text, c in zip(out.sequences[:, width:].tolist(), counts, strict=True)]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_of_a_padded_batch_equals_the_row_alone(family: str, temperature: float) -> None:
@@ -78,6 +79,7 @@ def test_each_row_of_a_padded_batch_equals_the_row_alone(family: str, temperatur
     assert finished_apart >= 5
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_order_of_rows_and_the_width_of_padding_do_not_matter(family: str, temperature: float) -> None:
@@ -158,6 +160,7 @@ def critical_value(freedom: int, quantile: float = ONE_IN_TEN_THOUSAND) -> float
     return freedom * (1 - spread + quantile * spread**0.5) ** 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
 @pytest.mark.parametrize("suppressed", [(), (2, 7)])
 def test_frequencies_over_rows_match_softmax(temperature: float, suppressed: tuple[int, ...]) -> None:

@@ -71,7 +71,7 @@ def test_random_canvases_decode_as_the_oracle_says() -> None:
     assert "revoked" in seen
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_thousand_random_canvases_decode_as_the_oracle_says() -> None:
     assert [compare_with_oracle(seed) for seed in range(60, 1060)].count("") < 300
 
@@ -145,7 +145,7 @@ def test_given_tokens_stay_and_only_allowed_ones_appear(decoder: str, cache: str
     check_batch(decoder, cache, 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("decoder", "cache"), CASES)
 def test_a_thousand_batches_of_given_and_allowed_tokens(decoder: str, cache: str | None) -> None:
     for seed in range(1, 1 + 1000 // len(CASES) // 3):

@@ -104,6 +104,7 @@ def batch(request: pytest.FixtureRequest) -> Batch:
     return drawn(request.param)
 
 
+@pytest.mark.slow_after(30)
 def test_forward_passes_stay_within_the_budget_and_repeat_themselves(batch: Batch) -> None:
     first = batch.out  # the model has been probed by now
     body = batch.model if isinstance(batch.model, TableModel) else batch.model.model
@@ -115,6 +116,7 @@ def test_forward_passes_stay_within_the_budget_and_repeat_themselves(batch: Batc
     assert [tuple(embeds.shape[:2]) for embeds in inputs] == [(number, canvas) for number in rows]
 
 
+@pytest.mark.slow_after(30)
 def test_prompts_stay_untouched_and_no_mask_is_left(batch: Batch) -> None:
     ids = batch.input_ids
     before = ids.clone()
@@ -146,6 +148,7 @@ def test_nothing_but_padding_follows_an_eos_with_early_stop(batch: Batch) -> Non
         assert set(text[first + 1 :]) <= {batch.fill}
 
 
+@pytest.mark.slow_after(30)
 def test_anchors_are_never_revoked(batch: Batch) -> None:
     """Whatever entered the anchor cache keeps its token to the end, or becomes padding behind an EOS."""
     anchored: list[dict[int, int]] = [{} for _ in batch.input_ids]

@@ -32,6 +32,7 @@ def noise(position: int, tokens: Sequence[int]) -> list[float]:
     return [-math.log(-math.log1p(-min((draw + 0.5) / WORD, 1 - 2**-24))) for draw in draws]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
 def test_sampled_decodes_equal_the_oracle(temperature: float) -> None:
     revoked = compared = surprising = 0

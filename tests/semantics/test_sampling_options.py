@@ -69,6 +69,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "none")
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
 def test_frequencies_are_those_of_the_definition(options: dict[str, Any], temperature: float) -> None:

@@ -217,11 +217,13 @@ def check_chunk(family: str, seeds: range) -> None:
     assert not failures, f"{len(failures)} of {len(seeds)} decodes differ from the oracle:\n" + "\n".join(failures[:3])
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize("chunk", range(CHUNKS["table"]))
 def test_decodes_of_table_models_equal_the_oracle(chunk: int) -> None:
     check_chunk("table", range(chunk * CHUNK, (chunk + 1) * CHUNK))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("chunk", range(CHUNKS["llama"]))
 def test_decodes_of_random_transformers_equal_the_oracle(family: str, chunk: int) -> None:

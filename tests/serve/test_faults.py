@@ -174,6 +174,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(capsys: pytest.
     assert f"--port {port} cannot be used: Address already in use" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_many_requests(server: Running) -> None:
     import psutil
 
@@ -224,7 +225,7 @@ def test_a_server_that_would_be_unsafe_or_wrong_does_not_start(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_signal_to_stop_lets_running_answers_end_and_refuses_new_ones() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

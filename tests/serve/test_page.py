@@ -128,6 +128,7 @@ def test_stop_ends_the_answer_on_the_server_too(show: Opener, server: Running) -
     assert server.idle(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_an_answer_is_in_sight_while_it_is_drafted_with_the_settings_open(show: Opener, device: str) -> None:
     tab = show(**(PHONE if device == "phone" else {}))
@@ -181,6 +182,7 @@ def test_a_key_is_asked_for_and_used(show: Opener) -> None:
         tab.context.close()
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", ["desktop", "phone"])
 def test_it_fits_and_can_be_read_on_phone_and_desktop(

@@ -31,7 +31,7 @@ from asrd.serve.plan import Plan
 from asrd.serve.ray_serve import ENVIRONMENT, deploy
 from tests.support.server import Running, alone, chat, tiny
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 QUIET = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
 PATIENCE = 600.0  # seconds; a busy machine takes minutes to start Ray's processes
 LONG = {"decoder": "standard", "block_length": 32}

@@ -37,7 +37,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_give_the_tokens_of_one(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM, encoding="utf-8")

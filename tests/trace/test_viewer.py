@@ -514,6 +514,7 @@ WINDOW = """(places) => {
 }"""
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_long_text_follows_the_decode_in_whole_lines_and_fades_where_there_is_more(
     size: str, show: Opener, long_traces: list[Trace]
@@ -539,6 +540,7 @@ TOP_AT = """(id) => { const b = document.getElementById(id).getBoundingClientRec
   return b.width > 0 && document.getElementById(id).contains(found); }"""
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_pinned_history_covers_no_control_and_is_not_wider_than_the_screen(
     size: str, show: Opener, traces: list[Trace]
@@ -596,6 +598,7 @@ def test_heat_maps_share_the_clock_so_that_fewer_passes_fill_less(show: Opener, 
     assert len(heights) == 1
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_legend_has_a_sample_of_every_colour_and_explains_it(size: str, show: Opener, traces: list[Trace]) -> None:
     tab = show(traces, **device(size))
@@ -664,6 +667,7 @@ def test_a_colour_has_one_meaning(scheme: str, show: Opener, traces: list[Trace]
             assert max(levels) - min(levels) < 40, f"{selector}: {text}"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("size", ["laptop", "phone"])
 def test_axes_have_numbers_and_units(size: str, show: Opener, traces: list[Trace]) -> None:
     tab = show(traces, **device(size))
