@@ -35,7 +35,7 @@ README, GUIDE, DIAGNOSE = (ROOT / name for name in ("README.md", "docs/guide.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 HUB_ID = re.compile(r"(?:GSAI-ML|Dream-org)/[\w.-]+")
 SMALL = {"n": 2, "limit": 2, "watch": 1, "draws": 2, "max_new_tokens": 32}  # options, and the most that a test takes
-SLOW = {  # part of a command of `asrd`: why running it is a long test
+SLOW = {  # part of a command of `asrd`: why running it is a slow test
     "asrd compare": "4 to 59 decodes, and plots",
     "asrd eval": "lm-eval, and four decodes",
     "diagnose attention": "four forward passes for each step",
@@ -264,7 +264,7 @@ def check_pytest(words: list[str]) -> None:
     """Paths, markers and names must exist."""
     parser = argparse.ArgumentParser()
     parser.add_argument("paths", nargs="*")
-    parser.add_argument("-m", choices=["long", "not long", "long or not long"])
+    parser.add_argument("-m", choices=["slow", "long", "not long", "slow or long", "slow or not slow"])
     parser.add_argument("-k", default="")
     parser.add_argument("-n", type=int)
     given = parser.parse_intermixed_args(words)
