@@ -67,6 +67,7 @@ class Spy:
         monkeypatch.setattr(BlockCache, "forward", counted)
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("settings", SETTINGS, ids=names)
 @pytest.mark.parametrize("block", [2, 4])
 def test_the_cache_is_exact_bit_for_bit_in_float64(settings: dict[str, Any], block: int) -> None:
@@ -105,6 +106,7 @@ def test_the_hidden_states_are_those_of_the_whole_forward_without_a_cache() -> N
         assert torch.allclose(logits.softmax(1), whole.softmax(1), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("settings", SETTINGS, ids=names)
 def test_with_the_fixed_shapes_of_a_gpu_the_tokens_are_the_same(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -156,6 +156,7 @@ def recomputations() -> Iterator[list[list[set[int]]]]:
 EXTRAS: tuple[dict[str, Any], ...] = ({}, {"cfg_scale": 0.5, "early_stop": False}, {"temperature": 0.7})
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize(("name", "reach"), PAIRS)
 def test_refreshed_at_every_step_a_decode_is_the_uncached_one(name: str, reach: str) -> None:
     apart = revoked = 0
@@ -352,6 +353,7 @@ def test_each_row_of_a_padded_batch_equals_the_row_alone(name: str, reach: str) 
     assert approximate > 0  # else this would be no test of a cache
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("packaged", "reach"), [("tiny", "dual"), ("tiny-shift", "prefix")])
 def test_the_packaged_models_decode_alike_alone_and_in_a_batch(packaged: str, reach: str) -> None:
     model, _ = asrd.load(packaged, dtype=torch.float64)

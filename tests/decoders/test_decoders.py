@@ -123,6 +123,7 @@ def test_fewer_steps_than_blocks_are_refused() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", [name for name in DECODERS if DECODERS[name].full_attention])
 def test_each_row_of_a_padded_batch_equals_the_row_alone(name: str) -> None:
     ids = torch.tensor([[0, 0, 2, 3], [5, 4, 3, 2], [0, 7, 6, 5]])

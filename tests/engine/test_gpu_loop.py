@@ -129,6 +129,7 @@ def batch_of(model: Any, name: str, gpu: FakeGpu | None = None, **settings: Any)
         return new_batch(model, **common | EVERY[name][0] | settings)
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("name", EVERY)
 @torch.no_grad()
 def test_the_forward_pass_too_many_leaves_the_whole_state_as_it_is(name: str) -> None:

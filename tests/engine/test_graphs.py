@@ -119,6 +119,7 @@ def test_a_cache_that_does_not_remember_in_place_would_go_wrong(monkeypatch: pyt
 # --- rows come and go ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("cache", [None, "prefix", "dual"])
 def test_a_graph_is_recorded_once_per_shape_and_none_when_a_slot_is_refilled(cache: Any) -> None:
     model, settings = make_llama(3, eos_token_id=None), SETTINGS | {"kv_cache": cache}

@@ -255,7 +255,9 @@ def test_every_request_decodes_as_alone_whatever_the_schedule(seeds: range) -> N
     assert reached["watched"] > 4 * len(seeds), reached
 
 
-@pytest.mark.parametrize("seeds", [range(24), pytest.param(range(24, 150), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(range(24), marks=pytest.mark.slow), pytest.param(range(24, 150), marks=pytest.mark.long)]
+)
 def test_every_request_on_a_block_diffusion_model_decodes_as_alone_whatever_the_schedule(seeds: range) -> None:
     reached: Counter[str] = Counter()
     for seed in seeds:

@@ -424,6 +424,7 @@ def test_a_problem_is_solved_and_unknown_words_are_reported(capsys: pytest.Captu
 # --- readable ---
 
 
+@pytest.mark.slow
 def test_tables_fit_80_columns_and_have_a_legend(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def removed_step(response_ids: list[int], tokens: Any) -> tuple[list[int], range
     return response_ids, range(stops[0] + 1, stops[1] + 1)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("decoder", ["standard", "asrd", "threshold"])
 def test_a_missing_step_of_a_solved_problem_is_filled_in(tiny: Any, decoder: str) -> None:
     """Graded by the packaged grader, token by token: the equation must be the solution's."""

@@ -225,6 +225,7 @@ def test_commit_poisoned_outside_the_wanted_positions_decides_the_same() -> None
 # --- rows of different lengths ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("scope", ["block", "sequence"])
 @pytest.mark.parametrize("pad_id", [0, 1])  # of its own, and the end of text
 def test_a_shorter_row_is_decided_as_on_a_canvas_of_its_own_length(scope: Any, pad_id: int) -> None:

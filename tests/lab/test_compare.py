@@ -151,6 +151,7 @@ def test_measuring_resumes_and_survives_a_line_cut_short(model: Any, tmp_path: P
     assert untouched == again  # seconds too: nothing was decoded
 
 
+@pytest.mark.slow
 def test_batch_size_does_not_change_a_grade(model: Any, tmp_path: Path) -> None:
     runs = [RunSpec("asrd", {"threshold": 0.3, "temperature": 0.5})]
     one, five = (

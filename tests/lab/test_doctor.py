@@ -135,6 +135,7 @@ def test_a_tokenizer_of_another_model_fails(tmp_path: Path) -> None:
     assert "only 64 rows" in failures(list(examine(str(tmp_path))))["tokenizer"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_checkpoints_own_code_gives_the_same_logits(tmp_path: Path, kind: str) -> None:
     found = list(examine(str(with_own_code(tmp_path, kind)), own_code=True))[-1]

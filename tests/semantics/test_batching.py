@@ -65,7 +65,7 @@ class Rows:
         return [Decoded(text, c) for text, c in zip(out.sequences[:, width:].tolist(), counts, strict=True)]
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_of_a_padded_batch_equals_the_row_alone(family: str, temperature: float) -> None:
@@ -79,7 +79,7 @@ def test_each_row_of_a_padded_batch_equals_the_row_alone(family: str, temperatur
     assert finished_apart >= 5
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_order_of_rows_and_the_width_of_padding_do_not_matter(family: str, temperature: float) -> None:

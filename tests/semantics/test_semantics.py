@@ -217,7 +217,7 @@ def check_chunk(family: str, seeds: range) -> None:
     assert not failures, f"{len(failures)} of {len(seeds)} decodes differ from the oracle:\n" + "\n".join(failures[:3])
 
 
-@pytest.mark.slow_after(10)
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("chunk", range(CHUNKS["table"]))
 def test_decodes_of_table_models_equal_the_oracle(chunk: int) -> None:
     check_chunk("table", range(chunk * CHUNK, (chunk + 1) * CHUNK))
@@ -230,6 +230,7 @@ def test_decodes_of_random_transformers_equal_the_oracle(family: str, chunk: int
     check_chunk(family, range(chunk * CHUNK, (chunk + 1) * CHUNK))
 
 
+@pytest.mark.slow
 def test_the_sample_is_large_and_reaches_every_rule() -> None:
     outcomes = [oracle_says(family, seed) for family, chunks in CHUNKS.items() for seed in range(chunks * CHUNK)]
     compared = [reached for result, reached in outcomes if result.closest_call > COIN_TOSS]
@@ -275,6 +276,7 @@ def test_decodes_of_shrinkable_cases_equal_the_oracle(data: st.DataObject) -> No
     assert differences(case, expected) == []
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("family", ["table", "llama"])
 def test_every_step_feeds_decides_and_remembers_what_the_oracle_does(family: str) -> None:
     compared = 0

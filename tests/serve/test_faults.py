@@ -64,6 +64,7 @@ def test_clients_that_go_away_in_mid_answer_are_cancelled(server: Running, strea
     is_well(server)
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_keeps_nobody_waiting(server: Running) -> None:
     slow = [server.connect() for _ in range(8)]  # twice the slots
     for one in slow:

@@ -93,6 +93,7 @@ def require_replay(trace: Trace, out: Any, states: States) -> None:
         assert trace.tokens == out.sequences[:, -trace.header.length :].tolist()
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("decoder", [name for name in DECODERS if DECODERS[name].full_attention])
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_a_trace_replays_every_state_and_the_output(decoder: str, early_stop: bool) -> None:

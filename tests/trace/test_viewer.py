@@ -20,6 +20,8 @@ from tests.support.browser import chromium
 from tests.support.colours import VISION, distance
 from tests.support.table_models import TableModel, TableSpec
 
+pytestmark = pytest.mark.slow_after(1)  # each at one size of the screen, the others in the slow tier
+
 ATTACK = " </script><img src=x onerror=window.hacked=1>"
 WORDS = [" pad", " .", " ann", " has", " 12", "\nshells", ATTACK, " &lt;b&gt;", " so", "", " <!--", " mask"]
 SEED = 2
