@@ -198,7 +198,7 @@ def test_a_command_in_the_text_names_what_there_is(words: list[str]) -> None:
         "asrd generate --device",
         "pytest tests/nowhere",
         "pytest tests/caches -k nothing_of_that_name",
-        "pytest -m slow tests/caches",
+        "pytest -m weekly tests/caches",
         "python -m benchmarks.step --laps 3",
         "python -m benchmarks.nothing",
         "pip install -c nothing.txt .",
