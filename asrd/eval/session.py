@@ -13,6 +13,7 @@ from typing import Any
 from asrd.arguments import resolve_config
 from asrd.config import FIELDS
 from asrd.decoders import DECODERS
+from asrd.engine.decoder import WHOLE
 from asrd.engine.defaults import with_defaults
 from asrd.eval.code_metric import Executor
 from asrd.eval.generations import count_lines
@@ -122,7 +123,8 @@ class Session:
             run = cell.run
             given = resolve_config(None, {"decoder": run.decoder, **run.settings})
             config = with_defaults(given, adapter)
-            config.block_length = checked_decoder(adapter, given).block_length(config)
+            block = checked_decoder(adapter, given).block_length(config)
+            config.block_length = int(config.max_new_tokens) if block == WHOLE else block
             reads = DECODERS[run.decoder].reads
             values = {n: value for n, value in config.settings().items() if n in reads and n != "seed"}
             if "max_new_tokens" not in run.settings:
