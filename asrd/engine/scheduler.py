@@ -161,7 +161,7 @@ class Scheduler:
 
     def _size(self, batch: Batch | None, newcomers: Sequence[Request]) -> int:
         """How many rows the batch gets. Where shapes are free it grows and never shrinks, for a forward pass leaves out
-        the rows that are nobody's."""
+        free rows."""
         rows, size = len(newcomers), 0
         if batch is not None:
             rows, size = rows + len(batch.live), len(batch.requests)
